@@ -1,0 +1,33 @@
+// The extension module mlx_gguf._ext.
+#include <nanobind/nanobind.h>
+
+#include "bindings/bindings.h"
+#include "mlx/array.h"
+#include "mlx/version.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+// mlx.core.array must be the class that our functions take. It is when both
+// extensions share nanobind's type registry, which needs one ABI.
+bool shares_mlx_types() {
+  return nb::type<mlx::core::array>().is_valid();
+}
+
+} // namespace
+
+NB_MODULE(_ext, m) {
+  m.doc() = "GGUF tensors in MLX: operations, tensor types and files.";
+  nb::module_::import_("mlx.core");
+
+  m.attr("built_with_mlx") = MLX_GGUF_BUILT_WITH_MLX;
+  m.attr("built_with_nanobind") = MLX_GGUF_NANOBIND;
+  m.attr("running_mlx") = mlx::core::version();
+  m.attr("shares_mlx_types") = shares_mlx_types();
+
+  mlx_gguf::bind_formats(m);
+  mlx_gguf::bind_ops(m);
+  mlx_gguf::bind_gguf(m);
+  mlx_gguf::bind_cpu(m);
+}

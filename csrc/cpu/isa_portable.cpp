@@ -1,0 +1,15 @@
+// The kernels for the architecture's baseline.
+#define MLX_GGUF_ISA portable
+#include "cpu/kernels_impl.h"
+
+namespace mlx_gguf::cpu {
+
+extern const Isa isa_portable;
+const Isa isa_portable{
+    "portable",
+    portable::type,
+    portable::to_f32,
+    portable::from_f32,
+    portable::axpy};
+
+} // namespace mlx_gguf::cpu

@@ -1,0 +1,59 @@
+// What an instruction set provides. csrc/cpu/isa_*.cpp compile the same
+// interface for one instruction set each; dispatch.cpp picks at run time.
+#pragma once
+
+#include <cstdint>
+
+#include "formats.h"
+
+namespace mlx_gguf::cpu {
+
+// f32 rows of x are padded with zeros to a multiple of this.
+inline constexpr int64_t x_padding = 16;
+
+// Rows of weights a product kernel works on together.
+inline constexpr int64_t row_group = 4;
+
+// Weights along K decoded at a time: row_group of them stay in the first-level
+// cache. A multiple of every block size and of x_padding.
+inline constexpr int64_t k_tile = 1024;
+
+// Floats of scratch a product of M rows needs.
+constexpr int64_t product_scratch(int64_t M) {
+  return row_group * k_tile + M * row_group * x_padding;
+}
+
+enum class Number { f16, bf16, f32 };
+
+// Kernels of one tensor type.
+struct TypeKernels {
+  // n_blocks blocks to f32.
+  void (*decode)(const uint8_t* blocks, int64_t n_blocks, float* out);
+
+  // y[m][r] = x[m] . W[r] for the n rows (at most row_group) of K weights at w,
+  // row_bytes apart. x: M pointers to padded rows. A value depends on its x row
+  // and weight row alone, not on M or n.
+  void (*product)(
+      const uint8_t* w,
+      int64_t row_bytes,
+      int64_t n,
+      int64_t K,
+      const float* const* x,
+      int64_t M,
+      float (*y)[row_group],
+      float* scratch);
+};
+
+struct Isa {
+  const char* name;
+  TypeKernels (*type)(uint32_t format_id);
+  void (*to_f32)(Number from, const void* src, int64_t n, float* dst);
+  void (*from_f32)(Number to, const float* src, int64_t n, void* dst);
+  // y += a * x
+  void (*axpy)(float a, const float* x, int64_t n, float* y);
+};
+
+// The best instruction set of this machine, or the one MLX_GGUF_ISA names.
+const Isa& isa();
+
+} // namespace mlx_gguf::cpu

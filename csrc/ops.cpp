@@ -1,0 +1,306 @@
+#include "ops.h"
+
+#include <sstream>
+
+#include "export.h"
+#include "formats.h"
+#include "mlx/ops.h"
+#include "primitives.h"
+
+namespace mlx_gguf {
+
+namespace {
+
+template <typename... Args>
+[[noreturn]] void invalid(const char* op, const Args&... args) {
+  std::ostringstream msg;
+  msg << '[' << op << "] ";
+  (msg << ... << args);
+  throw std::invalid_argument(msg.str());
+}
+
+// Packed bytes in row order. A tensor of plain numbers may come in its own
+// dtype. An array that is already evaluated has its final layout, so the graph
+// node that would copy it can be left out: it costs more than a microsecond for
+// every weight and token.
+array as_rows(
+    const char* op,
+    const array& w,
+    const Format& format,
+    mx::StreamOrDevice s) {
+  array bytes = w;
+  if (format.plain && w.dtype() == *format.plain && w.ndim() > 0) {
+    bytes = mx::view(mx::contiguous(w, false, s), mx::uint8, s);
+  } else if (w.dtype() != mx::uint8) {
+    invalid(
+        op,
+        "Expected weights as packed uint8 of type ",
+        format.name,
+        ". Received dtype ",
+        w.dtype(),
+        ".");
+  }
+  bool final_layout = !bytes.has_primitive() && !bytes.is_tracer() &&
+                      bytes.status() == array::Status::available;
+  return final_layout && bytes.flags().row_contiguous
+             ? bytes
+             : mx::contiguous(bytes, false, s);
+}
+
+bool broadcasts_to(const mx::Shape& from, const mx::Shape& to) {
+  if (from.size() > to.size()) {
+    return false;
+  }
+  for (size_t i = 1; i <= from.size(); ++i) {
+    int n = from[from.size() - i];
+    if (n != 1 && n != to[to.size() - i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void check_activations(const char* op, const array& x) {
+  if (x.dtype() != mx::float16 && x.dtype() != mx::bfloat16 &&
+      x.dtype() != mx::float32) {
+    invalid(
+        op,
+        "Expected x of dtype float16, bfloat16 or float32. Received ",
+        x.dtype(),
+        ".");
+  }
+}
+
+void check_row_bytes(const char* op, const array& w, const Format& format) {
+  if (w.shape(-1) % format.block_bytes != 0) {
+    invalid(
+        op,
+        "Expected rows of whole ",
+        format.name,
+        " blocks of ",
+        format.block_bytes,
+        " bytes (",
+        format.block_size,
+        " weights). Received w with shape ",
+        w.shape(),
+        ".");
+  }
+}
+
+// What x's last axis must be: K when W is transposed, N when it is not.
+void check_product(
+    const char* op,
+    const array& x,
+    const array& w,
+    const Format& format,
+    bool transpose) {
+  check_activations(op, x);
+  if (x.ndim() < 1) {
+    invalid(op, "Expected x with at least one axis. Received a scalar.");
+  }
+  if (w.ndim() < 2) {
+    invalid(
+        op,
+        "Expected w with at least two axes [N, row_bytes]. Received shape ",
+        w.shape(),
+        ".");
+  }
+  check_row_bytes(op, w, format);
+  int64_t K = w.shape(-1) / format.block_bytes * int64_t(format.block_size);
+  int64_t inner = transpose ? K : w.shape(-2);
+  if (x.shape(-1) != inner) {
+    invalid(
+        op,
+        "Expected the last axis of x to be ",
+        inner,
+        ", the ",
+        transpose ? "inputs" : "outputs",
+        " of a ",
+        format.name,
+        " weight of shape (",
+        w.shape(-2),
+        ", ",
+        K,
+        "). Received x with shape ",
+        x.shape(),
+        ".");
+  }
+  if (K > INT32_MAX) {
+    invalid(op, "Expected rows of at most 2^31 - 1 weights. Received ", K, ".");
+  }
+}
+
+array product(
+    const char* op,
+    const array& x,
+    const array& weights,
+    const std::optional<array>& c,
+    const std::string& qtype,
+    float alpha,
+    float beta,
+    bool transpose,
+    mx::StreamOrDevice s) {
+  const Format& format = supported_format(op, qtype);
+  array w = as_rows(op, weights, format, s);
+  check_product(op, x, w, format, transpose);
+  if (w.ndim() > 2 && x.ndim() < 2) {
+    invalid(
+        op,
+        "Expected x with at least two axes for a batch of weights. Received x "
+        "with shape ",
+        x.shape(),
+        " and w with shape ",
+        w.shape(),
+        ".");
+  }
+  mx::Shape shape = matmul_shape(x.shape(), w.shape(), format, transpose);
+  std::vector<array> inputs{mx::contiguous(x, false, s), w};
+  if (c) {
+    if (!mx::issubdtype(c->dtype(), mx::floating) ||
+        !broadcasts_to(c->shape(), shape)) {
+      invalid(
+          op,
+          "Expected a floating c that broadcasts to ",
+          shape,
+          ". Received ",
+          c->dtype(),
+          " of shape ",
+          c->shape(),
+          ".");
+    }
+    inputs.push_back(mx::contiguous(mx::astype(*c, x.dtype(), s), false, s));
+  }
+  if (native_ops()) {
+    return native_matmul(inputs, format, transpose, alpha, beta, s);
+  }
+  return array(
+      std::move(shape),
+      x.dtype(),
+      std::make_shared<QuantizedMatmul>(
+          mx::to_stream(s), MatmulState{&format, transpose, alpha, beta}),
+      std::move(inputs));
+}
+
+// Indices as uint32, or 0, 1, 2, ... over the batch of `a` when none are given.
+array indices_or_all(
+    const char* op,
+    const char* name,
+    const std::optional<array>& indices,
+    const array& a,
+    mx::StreamOrDevice s) {
+  if (!indices) {
+    mx::Shape batch(a.shape().begin(), a.shape().end() - 2);
+    int size = 1;
+    for (int n : batch) {
+      size *= n;
+    }
+    return mx::reshape(mx::arange(0, size, mx::uint32, s), batch, s);
+  }
+  if (!mx::issubdtype(indices->dtype(), mx::integer)) {
+    invalid(
+        op,
+        "Expected integer ",
+        name,
+        ". Received dtype ",
+        indices->dtype(),
+        ".");
+  }
+  return mx::astype(*indices, mx::uint32, s);
+}
+
+} // namespace
+
+array quantized_matmul(
+    const array& x,
+    const array& w,
+    const std::string& qtype,
+    bool transpose,
+    mx::StreamOrDevice s) {
+  return product(
+      "quantized_matmul", x, w, std::nullopt, qtype, 1.0f, 1.0f, transpose, s);
+}
+
+array quantized_addmm(
+    const array& c,
+    const array& x,
+    const array& w,
+    const std::string& qtype,
+    float alpha,
+    float beta,
+    bool transpose,
+    mx::StreamOrDevice s) {
+  return product("quantized_addmm", x, w, c, qtype, alpha, beta, transpose, s);
+}
+
+array gather_qmm(
+    const array& x,
+    const array& weights,
+    const std::string& qtype,
+    const std::optional<array>& lhs_indices,
+    const std::optional<array>& rhs_indices,
+    bool transpose,
+    bool sorted_indices,
+    mx::StreamOrDevice s) {
+  constexpr const char* op = "gather_qmm";
+  const Format& format = supported_format(op, qtype);
+  array w = as_rows(op, weights, format, s);
+  check_product(op, x, w, format, transpose);
+  if (w.ndim() != 3 || x.ndim() < 2) {
+    invalid(
+        op,
+        "Expected x [..., M, K] and w [E, N, row_bytes]. Received x with "
+        "shape ",
+        x.shape(),
+        " and w with shape ",
+        w.shape(),
+        ".");
+  }
+  array lhs = indices_or_all(op, "lhs_indices", lhs_indices, x, s);
+  array rhs = indices_or_all(op, "rhs_indices", rhs_indices, w, s);
+  std::vector<array> both = mx::broadcast_arrays({lhs, rhs}, s);
+  std::vector<array> inputs{
+      mx::contiguous(x, false, s),
+      w,
+      mx::contiguous(both[0], false, s),
+      mx::contiguous(both[1], false, s)};
+  if (native_ops()) {
+    return native_gather(inputs, format, transpose, s);
+  }
+  return array(
+      gather_shape(x.shape(), w.shape(), both[0].shape(), format, transpose),
+      x.dtype(),
+      std::make_shared<GatherQmm>(
+          mx::to_stream(s), &format, transpose, sorted_indices),
+      std::move(inputs));
+}
+
+array dequantize(
+    const array& weights,
+    const std::string& qtype,
+    mx::Dtype dtype,
+    mx::StreamOrDevice s) {
+  constexpr const char* op = "dequantize";
+  const Format& format = supported_format(op, qtype);
+  if (dtype != mx::float16 && dtype != mx::bfloat16 && dtype != mx::float32) {
+    invalid(
+        op,
+        "Expected dtype float16, bfloat16 or float32. Received ",
+        dtype,
+        ".");
+  }
+  if (weights.ndim() < 1) {
+    invalid(op, "Expected w with at least one axis. Received a scalar.");
+  }
+  array w = as_rows(op, weights, format, s);
+  check_row_bytes(op, w, format);
+  if (native_ops()) {
+    return native_dequantize(w, format, dtype, s);
+  }
+  return array(
+      dequantize_shape(w.shape(), format),
+      dtype,
+      std::make_shared<Dequantize>(mx::to_stream(s), &format, dtype),
+      {w});
+}
+
+} // namespace mlx_gguf
