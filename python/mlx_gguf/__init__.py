@@ -18,18 +18,17 @@ from ._ext import (
     quantized_addmm,
     quantized_matmul,
 )
-from .export import export_function, exporter, native_ops
-from .file import (
+from .errors import (
     GGUFError,
-    GGUFFile,
     MalformedError,
+    MissingKeyError,
     NotGGUFError,
-    TensorInfo,
     TruncatedError,
     UnsupportedTypeError,
     VersionError,
-    open,
 )
+from .export import export_function, exporter, native_ops
+from .file import GGUFFile, TensorInfo, open
 from .load import load
 
 __version__ = _abi.VERSION
@@ -39,6 +38,7 @@ __all__ = [
     "GGUFError",
     "GGUFFile",
     "MalformedError",
+    "MissingKeyError",
     "NotGGUFError",
     "TensorInfo",
     "TruncatedError",

@@ -1,0 +1,135 @@
+#include "gguf/array.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "mlx/backend/gpu/device_info.h"
+
+namespace mlx_gguf::gguf {
+
+namespace {
+
+namespace mx = mlx::core;
+namespace alloc = mlx::core::allocator;
+
+using Address = std::uintptr_t;
+
+// Where an array's bytes are: in a buffer, from an offset in bytes.
+struct Placement {
+  alloc::Data data;
+  uint64_t offset;
+};
+
+// MLX's CPU allocator addresses a buffer by a header that lies this many bytes
+// before the data. nullopt when another allocator is in use.
+std::optional<size_t> measure_cpu_header() {
+  if (mx::gpu::is_available()) {
+    return std::nullopt;
+  }
+  alloc::Data data = alloc::malloc(1);
+  alloc::Buffer buffer = data.buffer();
+  return static_cast<size_t>(
+      reinterpret_cast<Address>(buffer.raw_ptr()) -
+      reinterpret_cast<Address>(buffer.ptr()));
+}
+
+// The arrays of a file share a buffer that starts with the file and differ in
+// their offsets. So the header, which holds the buffer's size, falls into the
+// mapping's guard and reads as 0. Before the tensor's own data it would read as
+// bytes of the file, and mx::contiguous copies arrays of too large a buffer.
+std::optional<Placement> on_cpu_mapping(
+    const std::shared_ptr<const Mapping>& mapping, uint64_t offset) {
+  static const std::optional<size_t> header = measure_cpu_header();
+  if (!header || *header > mapping->guard()) {
+    return std::nullopt;
+  }
+  auto* start = const_cast<std::byte*>(mapping->bytes().data()) - *header;
+  return Placement{
+      alloc::Data(alloc::Buffer(start), [mapping](alloc::Buffer) {}), offset};
+}
+
+// Devices that can use the host's memory take whole pages of it.
+std::optional<Placement> on_device_mapping(
+    const std::shared_ptr<const Mapping>& mapping,
+    uint64_t offset,
+    uint64_t nbytes) {
+  auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  uint64_t first = offset / page * page;
+  uint64_t last = (offset + nbytes + page - 1) / page * page;
+  auto* start = const_cast<std::byte*>(mapping->bytes().data()) + first;
+  alloc::Buffer buffer = alloc::make_buffer(start, last - first);
+  if (!buffer.ptr()) {
+    return std::nullopt;
+  }
+  return Placement{
+      alloc::Data(buffer, [mapping](alloc::Buffer b) { alloc::release(b); }),
+      offset - first};
+}
+
+Placement copy_aligned(
+    const std::byte* from, uint64_t nbytes, uint64_t alignment) {
+  // MLX's CPU memory is aligned to 8 bytes, and some types need 16.
+  alloc::Data data = alloc::malloc(nbytes + alignment);
+  auto* to = static_cast<std::byte*>(data.buffer().raw_ptr());
+  uint64_t past = reinterpret_cast<Address>(to) % alignment;
+  uint64_t offset = past == 0 ? 0 : alignment - past;
+  std::memcpy(to + offset, from, nbytes);
+  return {std::move(data), offset};
+}
+
+Placement place(
+    const std::shared_ptr<const Mapping>& mapping, const TensorInfo& tensor) {
+  const std::byte* data = mapping->bytes().data() + tensor.offset;
+  auto alignment = static_cast<uint64_t>(tensor.format->alignment);
+  if (reinterpret_cast<Address>(data) % alignment == 0) {
+    if (auto placed = on_cpu_mapping(mapping, tensor.offset)) {
+      return std::move(*placed);
+    }
+    if (auto placed =
+            on_device_mapping(mapping, tensor.offset, tensor.nbytes)) {
+      return std::move(*placed);
+    }
+  }
+  return copy_aligned(data, tensor.nbytes, alignment);
+}
+
+} // namespace
+
+mx::array tensor_array(
+    const std::shared_ptr<const File>& file, const TensorInfo& tensor) {
+  const Format& format = *tensor.format;
+  if (format.packed() && !format.supported) {
+    throw Error(
+        ErrorKind::unsupported_type,
+        "open",
+        "tensor " + quoted(tensor.name) + " to have a type with kernels",
+        format.name,
+        file->paths()[tensor.shard]);
+  }
+  mx::Shape shape(tensor.shape.begin(), tensor.shape.end());
+  mx::Dtype dtype = format.plain.value_or(mx::uint8);
+  if (format.packed()) {
+    shape.back() = static_cast<mx::ShapeElem>(format.row_bytes(shape.back()));
+  }
+  if (tensor.nbytes == 0) {
+    return mx::array(alloc::malloc(0), std::move(shape), dtype);
+  }
+  Placement placed = place(file->mapping(tensor.shard), tensor);
+  mx::array out(std::move(placed.data), std::move(shape), dtype);
+  // The constructor has no offset; sharing the buffer with itself sets one.
+  mx::Strides strides = out.strides();
+  out.copy_shared_buffer(
+      out,
+      strides,
+      out.flags(),
+      out.size(),
+      static_cast<int64_t>(placed.offset / dtype.size()));
+  return out;
+}
+
+} // namespace mlx_gguf::gguf
