@@ -42,8 +42,8 @@ format: $(VENV)/.lint
 
 # The file reader against mutated files, with sanitizers; FUZZ_SECONDS=... to change.
 FUZZ_SECONDS ?= 120
-fuzz:
-	tests/attacks/fuzz.sh $(FUZZ_SECONDS)
+fuzz: $(VENV)/.build
+	PYTHON=$(BIN)/python tests/attacks/fuzz.sh $(FUZZ_SECONDS)
 
 # A wheel as pip makes it for a user, installed alone and used once.
 wheel:

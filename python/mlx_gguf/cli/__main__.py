@@ -1,0 +1,7 @@
+"""``python -m mlx_gguf.cli``: the command ``mlx-gguf``."""
+
+import sys
+
+from . import main
+
+sys.exit(main())
