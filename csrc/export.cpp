@@ -72,10 +72,7 @@ struct Blocks {
   mx::StreamOrDevice s;
 
   array raw(int from, int count) const {
-    return mx::contiguous(
-        mx::slice(bytes, {0, from}, {bytes.shape(0), from + count}, s),
-        false,
-        s);
+    return mx::slice(bytes, {0, from}, {bytes.shape(0), from + count}, s);
   }
   Value u8(int from, int count) const {
     return {mx::astype(raw(from, count), mx::int32, s), s};

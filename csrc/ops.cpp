@@ -1,5 +1,6 @@
 #include "ops.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "export.h"
@@ -19,6 +20,12 @@ template <typename... Args>
   throw std::invalid_argument(msg.str());
 }
 
+// An input in row order. MLX's own operations take any strides, and a graph
+// that is exported cannot hold a Contiguous node.
+array in_rows(const array& a, mx::StreamOrDevice s) {
+  return native_ops() ? a : mx::contiguous(a, false, s);
+}
+
 // Packed bytes in row order. A tensor of plain numbers may come in its own
 // dtype. An array that is already evaluated has its final layout, so the graph
 // node that would copy it can be left out: it costs more than a microsecond for
@@ -30,7 +37,7 @@ array as_rows(
     mx::StreamOrDevice s) {
   array bytes = w;
   if (format.plain && w.dtype() == *format.plain && w.ndim() > 0) {
-    bytes = mx::view(mx::contiguous(w, false, s), mx::uint8, s);
+    bytes = mx::view(in_rows(w, s), mx::uint8, s);
   } else if (w.dtype() != mx::uint8) {
     invalid(
         op,
@@ -42,9 +49,8 @@ array as_rows(
   }
   bool final_layout = !bytes.has_primitive() && !bytes.is_tracer() &&
                       bytes.status() == array::Status::available;
-  return final_layout && bytes.flags().row_contiguous
-             ? bytes
-             : mx::contiguous(bytes, false, s);
+  return final_layout && bytes.flags().row_contiguous ? bytes
+                                                      : in_rows(bytes, s);
 }
 
 bool broadcasts_to(const mx::Shape& from, const mx::Shape& to) {
@@ -54,6 +60,17 @@ bool broadcasts_to(const mx::Shape& from, const mx::Shape& to) {
   for (size_t i = 1; i <= from.size(); ++i) {
     int n = from[from.size() - i];
     if (n != 1 && n != to[to.size() - i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Whether all axes but the last `trailing` broadcast against each other.
+bool batches_fit(const mx::Shape& a, const mx::Shape& b, size_t trailing) {
+  for (size_t i = trailing + 1; i <= std::min(a.size(), b.size()); ++i) {
+    int n = a[a.size() - i], m = b[b.size() - i];
+    if (n != m && n != 1 && m != 1) {
       return false;
     }
   }
@@ -84,6 +101,10 @@ void check_row_bytes(const char* op, const array& w, const Format& format) {
         " weights). Received w with shape ",
         w.shape(),
         ".");
+  }
+  int64_t K = w.shape(-1) / format.block_bytes * int64_t(format.block_size);
+  if (K > INT32_MAX) {
+    invalid(op, "Expected rows of at most 2^31 - 1 weights. Received ", K, ".");
   }
 }
 
@@ -125,9 +146,6 @@ void check_product(
         x.shape(),
         ".");
   }
-  if (K > INT32_MAX) {
-    invalid(op, "Expected rows of at most 2^31 - 1 weights. Received ", K, ".");
-  }
 }
 
 array product(
@@ -153,8 +171,17 @@ array product(
         w.shape(),
         ".");
   }
+  if (!batches_fit(x.shape(), w.shape(), 2)) {
+    invalid(
+        op,
+        "Expected batch axes of x and w that broadcast. Received x with shape ",
+        x.shape(),
+        " and w with shape ",
+        w.shape(),
+        ".");
+  }
   mx::Shape shape = matmul_shape(x.shape(), w.shape(), format, transpose);
-  std::vector<array> inputs{mx::contiguous(x, false, s), w};
+  std::vector<array> inputs{in_rows(x, s), w};
   if (c) {
     if (!mx::issubdtype(c->dtype(), mx::floating) ||
         !broadcasts_to(c->shape(), shape)) {
@@ -168,7 +195,7 @@ array product(
           c->shape(),
           ".");
     }
-    inputs.push_back(mx::contiguous(mx::astype(*c, x.dtype(), s), false, s));
+    inputs.push_back(in_rows(mx::astype(*c, x.dtype(), s), s));
   }
   if (native_ops()) {
     return native_matmul(inputs, format, transpose, alpha, beta, s);
@@ -257,12 +284,18 @@ array gather_qmm(
   }
   array lhs = indices_or_all(op, "lhs_indices", lhs_indices, x, s);
   array rhs = indices_or_all(op, "rhs_indices", rhs_indices, w, s);
+  if (!batches_fit(lhs.shape(), rhs.shape(), 0)) {
+    invalid(
+        op,
+        "Expected lhs_indices and rhs_indices that broadcast. Received shapes ",
+        lhs.shape(),
+        " and ",
+        rhs.shape(),
+        ".");
+  }
   std::vector<array> both = mx::broadcast_arrays({lhs, rhs}, s);
   std::vector<array> inputs{
-      mx::contiguous(x, false, s),
-      w,
-      mx::contiguous(both[0], false, s),
-      mx::contiguous(both[1], false, s)};
+      in_rows(x, s), w, in_rows(both[0], s), in_rows(both[1], s)};
   if (native_ops()) {
     return native_gather(inputs, format, transpose, s);
   }

@@ -140,8 +140,10 @@ void gather_task(
   const uint32_t* rhs = inputs[3].data<uint32_t>();
   Product p = describe(x, w, format, transpose);
   int64_t M = x.shape(-2);
-  int64_t width = x.shape(-1);
-  int64_t x_rows = width ? x.size() / width : 0;
+  int64_t x_rows = M; // counted without K, which may be 0
+  for (int i = 0; i + 2 < static_cast<int>(x.ndim()); ++i) {
+    x_rows *= x.shape(i);
+  }
   int64_t experts = w.shape(0);
   int64_t expert_bytes = int64_t(w.shape(1)) * w.shape(2);
   int64_t row_bytes = out.shape(-1) * x.itemsize();

@@ -75,5 +75,5 @@ def exporter(file: str, fun: Callable, **kwargs: Any) -> _Exporter:
 
 # MLX refuses to save a primitive it does not know, so its own entry points must
 # trace with ours out of the way.
-mx.export_function = export_function
-mx.exporter = exporter
+mx.export_function = export_function  # type: ignore[assignment]
+mx.exporter = exporter  # type: ignore[assignment]

@@ -23,6 +23,22 @@ def _format(op: str, qtype: str) -> _ext.Format:
     return found
 
 
+class _Frozen(set):
+    """A module's frozen keys, of which those of the packed weights stay.
+
+    A parent's ``unfreeze`` changes this set without calling the layer's own.
+    """
+
+    _packed = frozenset({"weight", "ggml_type"})
+
+    def clear(self) -> None:
+        self &= self._packed
+
+    def difference_update(self, *keys: Any) -> None:
+        super().difference_update(*keys)
+        self |= self._packed
+
+
 class _Packed(Module):
     """A layer whose ``weight`` is packed, with its type beside it.
 
@@ -34,41 +50,32 @@ class _Packed(Module):
 
     def __init__(self, weight: mx.array, qtype: str):
         super().__init__()
-        self._known_code: Any = None
-        self._known_type = ""
+        self._no_grad = _Frozen(_Frozen._packed)
         self.weight = weight
         self.ggml_type = mx.array(_format(type(self).__name__, qtype).id, mx.uint8)
-        self._freeze_packed()
 
-    def _freeze_packed(self) -> None:
-        self.freeze(recurse=False, keys=["weight", "ggml_type"])
-
-    def unfreeze(self, *args: Any, **kwargs: Any) -> Module:
-        """Unfreeze all but the packed weights."""
-        super().unfreeze(*args, **kwargs)
-        self._freeze_packed()
-        return self
+    def __setitem__(self, key: str, value: Any) -> None:
+        # Every way to set a parameter comes here, update and load_weights included.
+        # Reading the type now lets a transformation trace the layer at any time.
+        if key == "ggml_type":
+            try:
+                code = value.item()
+            except ValueError:
+                pass  # a placeholder of a transformation: types do not change
+            else:
+                found = _ext.find_format(code)
+                if found is None:
+                    raise ValueError(
+                        f"[{type(self).__name__}] Expected ggml_type to be a ggml type id. "
+                        f"Received {code}."
+                    )
+                self._known_type = found.name
+        super().__setitem__(key, value)
 
     @property
     def qtype(self) -> str:
         """GGUF's name of the weights' type, such as ``"q4_k"``."""
-        plain = _PLAIN.get(self["weight"].dtype)
-        if plain is not None:
-            return plain
-        code = self["ggml_type"]
-        if code is not self._known_code:
-            try:
-                found = _ext.find_format(code.item())
-            except ValueError:
-                # A placeholder while a transformation traces: types do not change.
-                return self._known_type
-            if found is None:
-                raise ValueError(
-                    f"[{type(self).__name__}] Expected ggml_type to be a ggml type id. "
-                    f"Received {code.item()}."
-                )
-            self._known_code, self._known_type = code, found.name
-        return self._known_type
+        return _PLAIN.get(self["weight"].dtype, self._known_type)
 
     def _logical_shape(self) -> tuple[int, ...]:
         *outer, last = self["weight"].shape
@@ -115,9 +122,7 @@ class QuantLinear(_Packed):
             self.bias = mx.zeros((output_dims,))
 
     @classmethod
-    def from_packed(
-        cls, weight: mx.array, qtype: str, bias: mx.array | None = None
-    ) -> QuantLinear:
+    def from_packed(cls, weight: mx.array, qtype: str, bias: mx.array | None = None) -> QuantLinear:
         """Make a layer of packed weights ``[N, row_bytes]`` without copying them."""
         layer = cls.__new__(cls)
         _Packed.__init__(layer, weight, qtype)
@@ -138,20 +143,17 @@ class QuantLinear(_Packed):
         """
         stem = name.removesuffix(".weight")
         name = stem + ".weight"
-        bias = file[stem + ".bias"] if stem + ".bias" in file else None
+        bias = file[stem + ".bias"] if stem + ".bias" in file.tensors else None
         info = file.tensors[name]
         if len(info.shape) != 2:
             raise ValueError(
-                f"[QuantLinear.from_gguf] Expected a matrix. Received {name} of shape "
-                f"{info.shape}."
+                f"[QuantLinear.from_gguf] Expected a matrix. Received {name} of shape {info.shape}."
             )
         return cls.from_packed(file[name], info.qtype, bias)
 
     def _extra_repr(self) -> str:
         N, K = self._logical_shape()
-        return (
-            f"input_dims={K}, output_dims={N}, bias={'bias' in self}, qtype={self.qtype}"
-        )
+        return f"input_dims={K}, output_dims={N}, bias={'bias' in self}, qtype={self.qtype}"
 
     def __call__(self, x: mx.array) -> mx.array:
         if "bias" in self:
@@ -171,9 +173,7 @@ class QuantEmbedding(_Packed):
         Of the embeddings handed out. Default: ``float32``.
     """
 
-    def __init__(
-        self, num_embeddings: int, dims: int, *, qtype: str, dtype: mx.Dtype = mx.float32
-    ):
+    def __init__(self, num_embeddings: int, dims: int, *, qtype: str, dtype: mx.Dtype = mx.float32):
         super().__init__(_zeros("QuantEmbedding", (num_embeddings, dims), qtype), qtype)
         self._dtype = dtype
 
@@ -262,9 +262,7 @@ class QuantSwitchLinear(_Packed):
             f"qtype={self.qtype}"
         )
 
-    def __call__(
-        self, x: mx.array, indices: mx.array, sorted_indices: bool = False
-    ) -> mx.array:
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         y = _ext.gather_qmm(
             x,
             self["weight"],
