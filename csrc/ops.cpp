@@ -26,19 +26,25 @@ array in_rows(const array& a, mx::StreamOrDevice s) {
   return native_ops() ? a : mx::contiguous(a, false, s);
 }
 
+// An array that is already evaluated has its final layout, so the graph node
+// that would copy it can be left out: it costs more than a microsecond for
+// every weight and token, and on a device it may copy a tensor out of its
+// mapping.
+array contiguous(const array& a, mx::StreamOrDevice s) {
+  bool final_layout = !a.has_primitive() && !a.is_tracer() &&
+                      a.status() == array::Status::available;
+  return final_layout && a.flags().row_contiguous ? a : in_rows(a, s);
+}
+
 // Packed bytes in row order. A tensor of plain numbers may come in its own
-// dtype. An array that is already evaluated has its final layout, so the graph
-// node that would copy it can be left out: it costs more than a microsecond for
-// every weight and token.
+// dtype.
 array as_rows(
     const char* op,
     const array& w,
     const Format& format,
     mx::StreamOrDevice s) {
-  array bytes = w;
-  if (format.plain && w.dtype() == *format.plain && w.ndim() > 0) {
-    bytes = mx::view(in_rows(w, s), mx::uint8, s);
-  } else if (w.dtype() != mx::uint8) {
+  bool plain = format.plain && w.dtype() == *format.plain && w.ndim() > 0;
+  if (!plain && w.dtype() != mx::uint8) {
     invalid(
         op,
         "Expected weights as packed uint8 of type ",
@@ -47,10 +53,8 @@ array as_rows(
         w.dtype(),
         ".");
   }
-  bool final_layout = !bytes.has_primitive() && !bytes.is_tracer() &&
-                      bytes.status() == array::Status::available;
-  return final_layout && bytes.flags().row_contiguous ? bytes
-                                                      : in_rows(bytes, s);
+  array rows = contiguous(w, s);
+  return plain ? mx::view(rows, mx::uint8, s) : rows;
 }
 
 bool broadcasts_to(const mx::Shape& from, const mx::Shape& to) {
@@ -232,7 +236,13 @@ array indices_or_all(
         indices->dtype(),
         ".");
   }
-  return mx::astype(*indices, mx::uint32, s);
+  array all = *indices;
+  if (mx::size_of(all.dtype()) == 8) {
+    // What does not fit 32 bits must not wrap to an index that does.
+    all = mx::minimum(
+        mx::astype(all, mx::uint64, s), array(UINT32_MAX, mx::uint64), s);
+  }
+  return mx::astype(all, mx::uint32, s);
 }
 
 } // namespace

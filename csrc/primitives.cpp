@@ -5,6 +5,9 @@
 #include "cpu/eval.h"
 #include "mlx/ops.h"
 #include "transforms.h"
+#ifdef MLX_GGUF_METAL
+#include "metal/eval.h"
+#endif
 
 namespace mlx_gguf {
 
@@ -114,7 +117,12 @@ void QuantizedMatmul::eval_cpu(const Arrays& inputs, array& out) {
   cpu::quantized_matmul(inputs, out, state_, stream());
 }
 
-void QuantizedMatmul::eval_gpu(const Arrays&, array&) {
+void QuantizedMatmul::eval_gpu(const Arrays& inputs, array& out) {
+#ifdef MLX_GGUF_METAL
+  if (metal::is_available()) {
+    return metal::quantized_matmul(inputs, out, state_, stream());
+  }
+#endif
   no_gpu_kernels("quantized_matmul", stream());
 }
 
@@ -187,7 +195,13 @@ void GatherQmm::eval_cpu(const Arrays& inputs, array& out) {
   cpu::gather_qmm(inputs, out, *format_, transpose_, stream());
 }
 
-void GatherQmm::eval_gpu(const Arrays&, array&) {
+void GatherQmm::eval_gpu(const Arrays& inputs, array& out) {
+#ifdef MLX_GGUF_METAL
+  if (metal::is_available()) {
+    return metal::gather_qmm(
+        inputs, out, *format_, transpose_, sorted_, stream());
+  }
+#endif
   no_gpu_kernels("gather_qmm", stream());
 }
 
@@ -266,7 +280,12 @@ void Dequantize::eval_cpu(const Arrays& inputs, array& out) {
   cpu::dequantize(inputs[0], out, *format_, stream());
 }
 
-void Dequantize::eval_gpu(const Arrays&, array&) {
+void Dequantize::eval_gpu(const Arrays& inputs, array& out) {
+#ifdef MLX_GGUF_METAL
+  if (metal::is_available()) {
+    return metal::dequantize(inputs[0], out, *format_, stream());
+  }
+#endif
   no_gpu_kernels("dequantize", stream());
 }
 

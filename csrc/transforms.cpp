@@ -123,7 +123,12 @@ std::vector<array> fold_gather(
       shape[0] = size;
       array offsets = mx::multiply(
           mx::arange(0, size, mx::uint32, s), array(stride, mx::uint32), s);
-      indices = mx::add(indices, mx::reshape(offsets, shape, s), s);
+      // An index out of range must not become one of another copy.
+      indices = mx::where(
+          mx::less(indices, array(stride, mx::uint32), s),
+          mx::add(indices, mx::reshape(offsets, shape, s), s),
+          array(UINT32_MAX, mx::uint32),
+          s);
     }
     mx::Shape shape = indices.shape();
     shape[0] = size;

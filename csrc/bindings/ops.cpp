@@ -91,7 +91,7 @@ Computes ``alpha * x @ W.T + beta * c`` in float32 and rounds once.
 Parameters
 ----------
 c : array
-    Broadcasts to the product's shape; any floating dtype.
+    Broadcasts to the product's shape; any floating dtype, cast to that of ``x``.
 x, w, qtype, transpose, stream
     As in :func:`quantized_matmul`.
 alpha, beta : float
@@ -158,8 +158,8 @@ Raises
 ------
 ValueError
     Unknown or unsupported type, or shapes or dtypes that do not fit.
-IndexError
-    An index out of range (raised when the result is evaluated, on the CPU).
+RuntimeError
+    An index out of range; raised when the result is evaluated, on the CPU.
 )");
 
   m.def(

@@ -11,6 +11,7 @@ extern const Isa isa_portable;
 #if defined(__x86_64__)
 extern const Isa isa_avx2;
 extern const Isa isa_avx512;
+extern const Isa isa_avx512vnni;
 #endif
 
 namespace {
@@ -21,14 +22,18 @@ struct Choice {
 };
 
 const Isa& choose() {
+#if defined(__x86_64__)
+  bool avx512 =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#endif
   const Choice choices[] = {
   // Best first. The features are those the file is compiled for.
 #if defined(__x86_64__)
-      {&isa_avx512,
-       __builtin_cpu_supports("avx512f") &&
-           __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl")},
+      {&isa_avx512vnni,
+       avx512 && __builtin_cpu_supports("avx512vnni") &&
+           __builtin_cpu_supports("bmi2")},
+      {&isa_avx512, avx512},
       {&isa_avx2,
        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("f16c")},

@@ -6,6 +6,12 @@ namespace mlx_gguf::cpu {
 
 extern const Isa isa_avx2;
 const Isa isa_avx2{
-    "avx2", avx2::type, avx2::to_f32, avx2::from_f32, avx2::axpy};
+    "avx2",
+    avx2::type,
+    avx2::to_f32,
+    avx2::from_f32,
+    nullptr,
+    nullptr,
+    avx2::axpy};
 
 } // namespace mlx_gguf::cpu

@@ -10,6 +10,8 @@ const Isa isa_portable{
     portable::type,
     portable::to_f32,
     portable::from_f32,
+    nullptr,
+    nullptr,
     portable::axpy};
 
 } // namespace mlx_gguf::cpu

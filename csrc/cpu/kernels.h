@@ -42,13 +42,32 @@ struct TypeKernels {
       int64_t M,
       float (*y)[row_group],
       float* scratch);
+
+  // The same for 1 to max_fixed_rows rows of x in fixed point; nullptr where
+  // the instruction set or the type has no such kernel. A value depends on its
+  // x row and weight row alone.
+  void (*gemv)(
+      const uint8_t* w,
+      int64_t row_bytes,
+      int64_t n,
+      int64_t K,
+      const void* const* x,
+      int64_t M,
+      float (*y)[row_group]);
 };
+
+// Rows of x that share one read of the weights in gemv.
+inline constexpr int64_t max_fixed_rows = 8;
 
 struct Isa {
   const char* name;
   TypeKernels (*type)(uint32_t format_id);
   void (*to_f32)(Number from, const void* src, int64_t n, float* dst);
   void (*from_f32)(Number to, const float* src, int64_t n, void* dst);
+  // Bytes of a row of x in fixed point, to be aligned to 64; and the row
+  // itself, or false if it has values that fixed point does not hold. For gemv.
+  int64_t (*fixed_bytes)(int64_t K);
+  bool (*fix)(const float* x, int64_t K, void* out);
   // y += a * x
   void (*axpy)(float a, const float* x, int64_t n, float* y);
 };

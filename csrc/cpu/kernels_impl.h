@@ -118,7 +118,7 @@ void product(
 
 template <typename Type>
 TypeKernels kernels_of() {
-  return {decode<Type>, product<Type>};
+  return {decode<Type>, product<Type>, nullptr};
 }
 
 template <typename... Types>

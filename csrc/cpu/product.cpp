@@ -1,15 +1,18 @@
 #include "cpu/product.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
+#include <new>
 
+#include "cpu/plan.h"
 #include "cpu/threads.h"
+#include "tuned.h"
 
 namespace mlx_gguf::cpu {
 
 namespace {
 
-constexpr int64_t rows_per_task = 16; // of weights; a multiple of row_group
 constexpr int64_t m_tile = 64; // rows of x a decoded tile of weights meets
 constexpr int64_t columns_per_task = 256; // a multiple of every block size
 constexpr int64_t n_tile = 64; // weight rows summed before joining the total
@@ -20,6 +23,12 @@ int64_t ceil_div(int64_t a, int64_t b) {
 
 size_t item_size(Number n) {
   return n == Number::f32 ? 4 : 2;
+}
+
+mlx::core::Dtype dtype_of(Number n) {
+  return n == Number::f16    ? mlx::core::float16
+         : n == Number::bf16 ? mlx::core::bfloat16
+                             : mlx::core::float32;
 }
 
 // Scratch that a thread keeps and grows.
@@ -41,22 +50,33 @@ char* at(void* p, int64_t i, Number n) {
   return static_cast<char*>(p) + i * item_size(n);
 }
 
-// x as f32 rows, padded with zeros: x itself when it already is.
+// x as f32 rows, padded with zeros: x itself when it already is. With `fixed`
+// also in fixed point.
 class Activations {
  public:
-  Activations(const void* x, int64_t rows, int64_t width, Number number)
+  Activations(
+      const void* x, int64_t rows, int64_t width, Number number, bool fixed)
       : stride_(ceil_div(width, x_padding) * x_padding) {
-    if (number == Number::f32 && stride_ == width) {
-      data_ = static_cast<const float*>(x);
-      return;
+    bool in_place = number == Number::f32 && stride_ == width;
+    if (!in_place) {
+      copy_.reset(new float[rows * stride_]);
     }
-    copy_.reset(new float[rows * stride_]);
-    data_ = copy_.get();
+    data_ = in_place ? static_cast<const float*>(x) : copy_.get();
     const Isa& cpu = isa();
-    parallel_for(rows, [&](int64_t r) {
-      float* row = copy_.get() + r * stride_;
-      cpu.to_f32(number, at(x, r * width, number), width, row);
-      std::fill(row + width, row + stride_, 0.0f);
+    if (fixed) {
+      fixed_stride_ = cpu.fixed_bytes(width);
+      fixed_.reset(new (alignment) std::byte[rows * fixed_stride_]);
+      is_fixed_.reset(new bool[rows]);
+    }
+    parallel_for(in_place && !fixed ? 0 : rows, [&](int64_t r) {
+      if (!in_place) {
+        float* row = copy_.get() + r * stride_;
+        cpu.to_f32(number, at(x, r * width, number), width, row);
+        std::fill(row + width, row + stride_, 0.0f);
+      }
+      if (fixed) {
+        is_fixed_[r] = cpu.fix(row(r), width, fixed_.get() + r * fixed_stride_);
+      }
     });
   }
 
@@ -64,10 +84,25 @@ class Activations {
     return data_ + r * stride_;
   }
 
+  // The row in fixed point, or nullptr.
+  const void* fixed(int64_t r) const {
+    return fixed_ && is_fixed_[r] ? fixed_.get() + r * fixed_stride_ : nullptr;
+  }
+
  private:
+  static constexpr std::align_val_t alignment{64};
+  struct Free {
+    void operator()(std::byte* p) const {
+      ::operator delete[](p, alignment);
+    }
+  };
+
   int64_t stride_;
   std::unique_ptr<float[]> copy_;
   const float* data_;
+  int64_t fixed_stride_ = 0;
+  std::unique_ptr<std::byte[], Free> fixed_;
+  std::unique_ptr<bool[]> is_fixed_;
 };
 
 // y[n..n+count) = alpha * acc + beta * c, rounded once.
@@ -99,20 +134,40 @@ void rows_task(
     int64_t M,
     int64_t n0,
     int64_t n1) {
-  const float* pointers[m_tile];
-  float y[m_tile][row_group];
-  float out[m_tile][rows_per_task];
+  // Rows that are in fixed point, and the others. Which way a row goes depends
+  // on its own values alone.
+  const void* fixed[m_tile];
+  const float* plain[m_tile];
+  int64_t fixed_at[m_tile], plain_at[m_tile];
+  int64_t n_fixed = 0, n_plain = 0;
   for (int64_t m = 0; m < M; ++m) {
-    pointers[m] = x.row(rows[m].x);
+    if (const void* row = x.fixed(rows[m].x)) {
+      fixed_at[n_fixed] = m;
+      fixed[n_fixed++] = row;
+    } else {
+      plain_at[n_plain] = m;
+      plain[n_plain++] = x.row(rows[m].x);
+    }
   }
+  float y[m_tile][row_group];
+  float out[m_tile][task_rows.back()];
   int64_t row_bytes = p.format->row_bytes(p.K);
-  float* buffer = scratch(product_scratch(M));
+  float* buffer = n_plain ? scratch(product_scratch(n_plain)) : nullptr;
   for (int64_t n = n0; n < n1; n += row_group) {
     int64_t count = std::min(row_group, n1 - n);
-    type.product(
-        w + n * row_bytes, row_bytes, count, p.K, pointers, M, y, buffer);
-    for (int64_t m = 0; m < M; ++m) {
-      std::copy(y[m], y[m] + count, out[m] + (n - n0));
+    const uint8_t* weights = w + n * row_bytes;
+    auto keep = [&](const int64_t* places, int64_t rows_done) {
+      for (int64_t m = 0; m < rows_done; ++m) {
+        std::copy(y[m], y[m] + count, out[places[m]] + (n - n0));
+      }
+    };
+    if (n_fixed) {
+      type.gemv(weights, row_bytes, count, p.K, fixed, n_fixed, y);
+      keep(fixed_at, n_fixed);
+    }
+    if (n_plain) {
+      type.product(weights, row_bytes, count, p.K, plain, n_plain, y, buffer);
+      keep(plain_at, n_plain);
     }
   }
   for (int64_t m = 0; m < M; ++m) {
@@ -156,6 +211,15 @@ void columns_task(
 
 } // namespace
 
+int64_t Product::rows_per_task(const std::vector<Group>& groups) const {
+  if (groups.empty()) {
+    return default_task_rows;
+  }
+  int64_t M = static_cast<int64_t>(groups[0].rows.size()); // as good as any
+  return tuned_or(choose(), Backend::cpu, *format, dtype_of(number), M, N, K)
+      .rows;
+}
+
 void Product::run(
     const void* x, int64_t x_rows, const std::vector<Group>& groups) const {
   struct Piece {
@@ -163,17 +227,19 @@ void Product::run(
     const Row* rows;
     int64_t M;
   };
+  TypeKernels type = isa().type(format->id);
+  bool fixed = transpose && type.gemv;
+  int64_t most = fixed ? max_fixed_rows : m_tile;
   std::vector<Piece> pieces;
   for (const Group& g : groups) {
     int64_t size = static_cast<int64_t>(g.rows.size());
-    for (int64_t m = 0; m < size; m += m_tile) {
-      pieces.push_back({g.w, &g.rows[m], std::min(m_tile, size - m)});
+    for (int64_t m = 0; m < size; m += most) {
+      pieces.push_back({g.w, &g.rows[m], std::min(most, size - m)});
     }
   }
-  TypeKernels type = isa().type(format->id);
-  Activations rows(x, x_rows, transpose ? K : N, number);
+  Activations rows(x, x_rows, transpose ? K : N, number, fixed);
   int64_t outputs = transpose ? N : K;
-  int64_t step = transpose ? rows_per_task : columns_per_task;
+  int64_t step = transpose ? rows_per_task(groups) : columns_per_task;
   int64_t tasks = ceil_div(outputs, step);
   // Pieces of one group follow each other within a range of weights, so that
   // the range is read from memory once.

@@ -35,6 +35,10 @@ struct Product {
   // x: row-major, its rows K long (N when not transposed).
   void run(
       const void* x, int64_t x_rows, const std::vector<Group>& groups) const;
+
+ private:
+  // Of w, when transposed: the plan's.
+  int64_t rows_per_task(const std::vector<Group>& groups) const;
 };
 
 } // namespace mlx_gguf::cpu

@@ -1,0 +1,4 @@
+// What metal-cpp takes from Apple's CoreGraphics; see CoreFoundation.h beside.
+#pragma once
+
+typedef struct CGColorSpace* CGColorSpaceRef;
