@@ -1,6 +1,7 @@
 // What Python may ask about the CPU backend.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
 #include "cpu/kernels.h"
@@ -18,6 +19,16 @@ void bind_cpu(nb::module_& m) {
       "cpu_isa",
       [] { return std::string(cpu::isa().name); },
       "The instruction set in use; MLX_GGUF_ISA overrides it.");
+  m.def(
+      "cpu_isas",
+      [] {
+        std::vector<std::string> names;
+        for (const cpu::Isa* isa : cpu::isas()) {
+          names.emplace_back(isa->name);
+        }
+        return names;
+      },
+      "The instruction sets of this machine, the best first.");
   m.def(
       "cpu_threads",
       &cpu::num_threads,

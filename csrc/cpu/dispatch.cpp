@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "cpu/kernels.h"
 
@@ -16,34 +17,34 @@ extern const Isa isa_avx512vnni;
 
 namespace {
 
-struct Choice {
-  const Isa* isa;
-  bool runs_here;
-};
-
-const Isa& choose() {
+std::vector<const Isa*> find() {
+  std::vector<const Isa*> found;
 #if defined(__x86_64__)
+  // The features are those that CMakeLists.txt compiles each file for.
   bool avx512 =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx512 && __builtin_cpu_supports("avx512vnni") &&
+      __builtin_cpu_supports("bmi2")) {
+    found.push_back(&isa_avx512vnni);
+  }
+  if (avx512) {
+    found.push_back(&isa_avx512);
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("f16c")) {
+    found.push_back(&isa_avx2);
+  }
 #endif
-  const Choice choices[] = {
-  // Best first. The features are those the file is compiled for.
-#if defined(__x86_64__)
-      {&isa_avx512vnni,
-       avx512 && __builtin_cpu_supports("avx512vnni") &&
-           __builtin_cpu_supports("bmi2")},
-      {&isa_avx512, avx512},
-      {&isa_avx2,
-       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c")},
-#endif
-      {&isa_portable, true},
-  };
+  found.push_back(&isa_portable);
+  return found;
+}
+
+const Isa& choose() {
   const char* wanted = std::getenv("MLX_GGUF_ISA");
-  for (const Choice& c : choices) {
-    if (c.runs_here && (!wanted || std::string(wanted) == c.isa->name)) {
-      return *c.isa;
+  for (const Isa* isa : isas()) {
+    if (!wanted || std::string_view(wanted) == isa->name) {
+      return *isa;
     }
   }
   throw std::runtime_error(
@@ -52,6 +53,11 @@ const Isa& choose() {
 }
 
 } // namespace
+
+const std::vector<const Isa*>& isas() {
+  static const std::vector<const Isa*> found = find();
+  return found;
+}
 
 const Isa& isa() {
   static const Isa& chosen = choose();

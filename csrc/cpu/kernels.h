@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "formats.h"
 
@@ -72,7 +73,10 @@ struct Isa {
   void (*axpy)(float a, const float* x, int64_t n, float* y);
 };
 
-// The best instruction set of this machine, or the one MLX_GGUF_ISA names.
+// The instruction sets of this machine, the best first.
+const std::vector<const Isa*>& isas();
+
+// The best of them, or the one MLX_GGUF_ISA names.
 const Isa& isa();
 
 } // namespace mlx_gguf::cpu
