@@ -13,9 +13,9 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import batch_generate, generate, stream_generate
 from mlx_lm.models.cache import make_prompt_cache
-from reference import models
 
 import mlx_gguf as gg
+from reference import models
 
 LOGITS = np.load(Path(__file__).parent / "reference" / "logits.npz")
 

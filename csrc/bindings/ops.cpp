@@ -28,8 +28,11 @@ void bind_ops(nb::module_& m) {
       "stream"_a = nb::none(),
       nb::sig(
           "def quantized_matmul(x: mlx.core.array, w: mlx.core.array, /, "
-          "qtype: str, transpose: bool = True, *, stream: "
-          "mlx.core.Stream | mlx.core.Device | None = None) -> "
+          "qtype: str, transpose: bool = True, *, stream: mlx.core.DeviceType "
+          "| "
+          "mlx.core.Stream | mlx.core.Device | mlx.core.DeviceType | None = "
+          "None) "
+          "-> "
           "mlx.core.array"),
       R"(
 Multiply by a matrix in a GGUF tensor type.
@@ -82,6 +85,7 @@ ValueError
           "def quantized_addmm(c: mlx.core.array, x: mlx.core.array, w: "
           "mlx.core.array, /, qtype: str, alpha: float = 1.0, beta: float = "
           "1.0, transpose: bool = True, *, stream: mlx.core.Stream | "
+          "mlx.core.DeviceType | "
           "mlx.core.Device | None = None) -> mlx.core.array"),
       R"(
 Multiply by a matrix in a GGUF tensor type and add.
@@ -124,6 +128,7 @@ ValueError
           "lhs_indices: mlx.core.array | None = None, rhs_indices: "
           "mlx.core.array | None = None, transpose: bool = True, *, "
           "sorted_indices: bool = False, stream: mlx.core.Stream | "
+          "mlx.core.DeviceType | "
           "mlx.core.Device | None = None) -> mlx.core.array"),
       R"(
 Multiply gathered matrices: a mixture of experts.
@@ -178,6 +183,7 @@ RuntimeError
       nb::sig(
           "def dequantize(w: mlx.core.array, /, qtype: str, dtype: "
           "mlx.core.Dtype | None = None, *, stream: mlx.core.Stream | "
+          "mlx.core.DeviceType | "
           "mlx.core.Device | None = None) -> mlx.core.array"),
       R"(
 The numbers behind packed weights.

@@ -13,7 +13,6 @@
 #include "metal/plan.h"
 #include "tuned.h"
 #ifdef MLX_GGUF_METAL
-#include "metal/device.h"
 #include "metal/eval.h"
 #endif
 
@@ -193,7 +192,8 @@ transpose : bool
       .def(
           "__eq__",
           [](const Plan& a, const Plan& b) { return a == b; },
-          nb::is_operator())
+          nb::is_operator(),
+          nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__str__", [](const Plan& p) { return to_string(p); })
       .def("__repr__", [](const Plan& p) {
         return "Plan(" + to_string(p) + ")";

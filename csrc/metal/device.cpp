@@ -7,6 +7,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "metal/eval.h"
 #include "metal/names.h"
 #include "metal/self_test.h"
 

@@ -4,15 +4,11 @@
 
 #include "../formats.h"
 #include "../plan.h"
-#include "metal/plan.h"
 #include "mlx/backend/metal/device.h"
 
 namespace mlx_gguf::metal {
 
 mlx::core::metal::Device& device();
-
-// The device as plans see it. The first call runs the self-test; any thread.
-const Gpu& gpu();
 
 // The kernel of a plan, compiled on first use and kept for the process.
 // Throws std::runtime_error with the compiler's message when it does not

@@ -3,10 +3,14 @@
 #pragma once
 
 #include "../primitives.h"
+#include "metal/plan.h"
 
 namespace mlx_gguf::metal {
 
 bool is_available();
+
+// The device as plans see it. The first call runs the self-test; any thread.
+const Gpu& gpu();
 
 void quantized_matmul(
     const std::vector<array>& inputs,

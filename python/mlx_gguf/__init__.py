@@ -8,7 +8,7 @@
 
 from . import _abi  # isort: skip  # checks MLX before anything of it is used
 
-from . import nn
+from . import nn, plans
 from ._ext import (
     Format,
     dequantize,
@@ -32,6 +32,8 @@ from .file import GGUFFile, TensorInfo, open
 from .load import load
 
 __version__ = _abi.VERSION
+
+plans.load()
 
 __all__ = [
     "Format",

@@ -20,6 +20,7 @@ from .file import GGUFFile
 from .file import open as open_gguf
 from .inspect import census, count_weights
 from .load import load
+from .plans import cache_dir
 from .progress import Progress
 from .roofline import bytes_per_token, read_floor
 
@@ -27,14 +28,6 @@ __all__ = ["demo_model", "run"]
 
 PROMPT = "The capital of France is"
 MAX_TOKENS = 64
-
-
-def cache_dir() -> Path:
-    """Where this package keeps files it can make again."""
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "mlx-gguf"
-    caches = Path("Library/Caches") if sys.platform == "darwin" else Path(".cache")
-    return Path.home() / caches / "mlx-gguf"
 
 
 def demo_model() -> str:

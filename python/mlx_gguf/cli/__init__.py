@@ -1,7 +1,8 @@
-"""The command line: ``mlx-gguf inspect | generate | chat | demo``.
+"""The command line: ``mlx-gguf inspect | generate | chat | demo | doctor | tune``.
 
 Results go to standard output, all else to standard error. A wrong file or option is one
-line and exit code 2, Ctrl-C is 130, and a reader that goes away is no error to speak of.
+line and exit code 2, a failed check is 1, Ctrl-C is 130, and a reader that goes away is no
+error to speak of.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..file import MissingKeyError
-from . import chat, demo, generate, inspect
+from . import chat, demo, doctor, generate, inspect, tune
 
-_COMMANDS = (inspect, generate, chat, demo)
+_COMMANDS = (inspect, generate, chat, demo, doctor, tune)
 
 # Exit codes as shells have them: wrong usage, and 128 + the signal's number.
 _ERROR, _INTERRUPTED, _CLOSED_PIPE = 2, 130, 141
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = build_parser().parse_args(argv)
     try:
-        args.run(args)
+        code = args.run(args) or 0
         sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes once more on its way out; there must be something to flush to.
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, MissingKeyError, NotImplementedError) as error:
         print(f"mlx-gguf: error: {_one_line(error, args.command)}", file=sys.stderr)
         return _ERROR
-    return 0
+    return code
 
 
 def _one_line(error: Exception, command: str) -> str:
