@@ -66,12 +66,11 @@ def load(path: str | os.PathLike[str], *, dtype: mx.Dtype | None = None) -> tupl
 def load_model(file: GGUFFile, *, dtype: mx.Dtype | None = None) -> Any:
     """Build the model of an open file; see :func:`load`."""
     arch = find_architecture(file.architecture, file.path)
+    _check_whole(file)
     if dtype is None:
         dtype = default_dtype(arch)
     elif dtype not in _DTYPES:
-        raise ValueError(
-            f"[load] Expected dtype float16, bfloat16 or float32. Received {dtype}."
-        )
+        raise ValueError(f"[load] Expected dtype float16, bfloat16 or float32. Received {dtype}.")
     keys = Keys(file)
     classes = importlib.import_module(f"mlx_lm.models.{arch.module}")
     args = classes.ModelArgs.from_dict({"model_type": arch.module, **arch.config(keys, file)})
@@ -84,6 +83,17 @@ def load_model(file: GGUFFile, *, dtype: mx.Dtype | None = None) -> Any:
     return model
 
 
+def _check_whole(file: GGUFFile) -> None:
+    """Refuse the draft head that some models have in a file of its own (``mtp-*.gguf``)."""
+    blocks = [name for name in file.tensors if name.startswith("blk.")]
+    if blocks and not any(name.startswith("blk.0.") for name in blocks):
+        raise ValueError(
+            f"[load] Expected a language model with all its layers in {file.path!r}. Received "
+            f"tensors from {blocks[0]} on without any of blk.0: a draft head (MTP), which goes "
+            "with a language model's file."
+        )
+
+
 def default_dtype(arch: Architecture) -> mx.Dtype:
     """The activations' dtype on the default device."""
     if mx.default_device().type == mx.cpu:
@@ -93,30 +103,39 @@ def default_dtype(arch: Architecture) -> mx.Dtype:
 
 def _fill(model: Any, file: GGUFFile, arch: Architecture, dtype: mx.Dtype) -> None:
     """Put every tensor of the file into the model; nothing may be left on either side."""
-    expected = {name: p.shape for name, p in tree_flatten(model.parameters())}
-    modules = dict(model.named_modules())
+    parameters: Any = tree_flatten(model.parameters())
+    expected = {name: parameter.shape for name, parameter in parameters}
+    modules: dict[str, Any] = dict(model.named_modules())
     layers: dict[str, Any] = {}
     arrays: dict[str, mx.array] = {}
     for info in file.tensors.values():
-        if info.name in arch.extras:
+        if info.name in arch.extras or arch.is_draft(info.name, len(model.layers)):
             continue
-        name = arch.parameter(info.name)
-        if name not in expected:
+        choices = arch.places(info.name)
+        names = next((c for c in choices if all(name in expected for name in c)), None)
+        if names is None:
             raise ValueError(
                 f"[load] Expected every tensor of {file.path!r} to be used. Received "
                 f"{info.name} {info.shape}, which {arch.name} has no place for."
             )
-        if info.shape != expected.pop(name):
-            raise ValueError(
-                f"[load] Expected {info.name} to fit {name} of {arch.name}. Received shape "
-                f"{info.shape}."
-            )
-        owner, _, leaf = name.rpartition(".")
-        layer = _packed_layer(modules[owner], file, info, dtype) if leaf == "weight" else None
-        if layer is not None:
-            layers[owner] = layer
-        else:
-            arrays[name] = _small(file, info, name, arch, dtype)
+        sizes = [expected.pop(name) for name in names]
+        array = file[info.name]
+        if order := arch.row_order(info.name):
+            array = order(model, array)
+        for name, size, part in zip(names, sizes, _parts(array, sizes), strict=True):
+            owner, _, leaf = name.rpartition(".")
+            layer = _packed_layer(modules[owner], part, info, dtype) if leaf == "weight" else None
+            if layer is not None:
+                layers[owner] = layer
+                shape = layer._logical_shape()
+            else:
+                arrays[name] = _small(part, info, name, arch, dtype)
+                shape = arrays[name].shape
+            if shape != size:
+                raise ValueError(
+                    f"[load] Expected {info.name} to fit {name} of {arch.name}, {size}. Received "
+                    f"shape {info.shape}."
+                )
     if expected:
         raise ValueError(
             f"[load] Expected a tensor for every parameter of {arch.name}. Received {file.path!r} "
@@ -128,29 +147,35 @@ def _fill(model: Any, file: GGUFFile, arch: Architecture, dtype: mx.Dtype) -> No
         layers.get(owner, modules[owner])[leaf] = array
 
 
-def _packed_layer(module: Any, file: GGUFFile, info: TensorInfo, dtype: mx.Dtype) -> Any | None:
+def _parts(array: mx.array, sizes: list[tuple[int, ...]]) -> list[mx.array]:
+    """Cut the rows for several parameters; the last one takes the rest, to be checked."""
+    ends = [sum(size[0] for size in sizes[: i + 1]) for i in range(len(sizes) - 1)]
+    return [array[start:end] for start, end in zip([0, *ends], [*ends, None], strict=True)]
+
+
+def _packed_layer(module: Any, array: mx.array, info: TensorInfo, dtype: mx.Dtype) -> Any | None:
     """Our layer in place of one of MLX's, or None where a plain array belongs."""
     from mlx_lm.models.switch_layers import SwitchLinear
 
     if isinstance(module, mlx.nn.Linear):
-        return QuantLinear.from_packed(file[info.name], info.qtype)
+        # A single row may be written as a vector.
+        return QuantLinear.from_packed(array[None] if array.ndim == 1 else array, info.qtype)
     if isinstance(module, mlx.nn.Embedding):
-        return QuantEmbedding.from_packed(file[info.name], info.qtype, dtype)
+        return QuantEmbedding.from_packed(array, info.qtype, dtype)
     if isinstance(module, SwitchLinear):
-        return QuantSwitchLinear.from_packed(file[info.name], info.qtype)
+        return QuantSwitchLinear.from_packed(array, info.qtype)
     return None
 
 
 def _small(
-    file: GGUFFile, info: TensorInfo, name: str, arch: Architecture, dtype: mx.Dtype
+    array: mx.array, info: TensorInfo, name: str, arch: Architecture, dtype: mx.Dtype
 ) -> mx.array:
-    """A norm or bias: plain numbers, transformed in float32 and then cast."""
+    """A norm, bias or the like: plain numbers, transformed in float32 and then cast."""
     if info.qtype not in ("f32", "f16", "bf16"):
         raise ValueError(
             f"[load] Expected plain numbers for {name}. Received {info.name} of type {info.qtype}."
         )
-    array = file[info.name]
     for suffix, transform in arch.transforms.items():
         if name.endswith(suffix):
             array = transform(array)
-    return array.astype(dtype)
+    return array.astype(mx.float32 if name.endswith(tuple(arch.float32)) else dtype)

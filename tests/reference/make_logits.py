@@ -1,4 +1,5 @@
-"""Make logits.npz: what PyTorch and transformers say of the models of models.py.
+"""Make the .npz files: what PyTorch and transformers say of the models of models.py (logits.npz),
+hybrid.py (hybrid.npz) and variants.py (variants.npz).
 
 Every tensor is decoded with gguf-py and the converter's conventions are undone here, in the words
 of this file, not of the project's loader. For each model the file holds, under `NAME/`:
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +28,7 @@ import transformers
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from blocks import dequantize64
-from reference import models
+from reference import hybrid, hybrid_torch, models, variants, variants_torch
 from reference.vocabulary import SIZE, control_ids
 
 PROMPT, STEPS = 24, 20
@@ -166,7 +169,10 @@ def check(s: models.Spec, model: torch.nn.Module, result: dict[str, np.ndarray])
     logits = np.concatenate([result["prompt_logits"], result["decode_logits"]])
     ids = np.concatenate([result["prompt"], result["greedy"]])
     # The same ids at once, without a cache and in float64: what rounding and caching cost.
-    exact = model.double()(torch.from_numpy(ids.astype(np.int64))[None], use_cache=False).logits[0]
+    with watch_routers(model) as routers:
+        inputs = torch.from_numpy(ids.astype(np.int64))[None]
+        exact = model.double()(inputs, use_cache=False).logits[0]
+    tie = largest_tie(routers, getattr(s, "used", 0))
     noise = float(np.abs(exact.numpy() - logits).max())
     top = np.sort(logits[PROMPT - 1 : -1], axis=-1)
     margin = float((top[:, -1] - top[:, -2]).min())
@@ -175,48 +181,95 @@ def check(s: models.Spec, model: torch.nn.Module, result: dict[str, np.ndarray])
     line = (
         f"{s.name}: logits std {logits.std():.2f}, max {np.abs(logits).max():.1f}, "
         f"{distinct} distinct greedy ids, top-1 margin {margin:.3f}, float32 noise {noise:.1e}"
+        + (f", experts' largest tie {tie:.2f}" if routers else "")
     )
     good = margin > 1e-2 and distinct >= 12 and noise < 1e-4 and 1 < logits.std() < 10
+    good = good and tie < 0.1
     if not good or controls:
         raise SystemExit(f"{line}\nA poor test: choose another seed. Control ids: {controls}")
     return line
 
 
-def write_twin(name: str, folder: Path) -> None:
+@contextmanager
+def watch_routers(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Collect what the routers of experts say of each token."""
+    said: list[torch.Tensor] = []
+    hooks = [
+        module.register_forward_hook(lambda _, __, out: said.append(out[0]))
+        for name, module in model.named_modules()
+        if name.endswith("mlp.gate")
+    ]
+    yield said
+    for hook in hooks:
+        hook.remove()
+
+
+def largest_tie(routers: list[torch.Tensor], used: int) -> float:
+    """The largest weight of an expert that 16-bit rounding could swap for the next best."""
+    largest = 0.0
+    for logits in routers:
+        best = logits.sort(descending=True).values
+        weight = best[:, :used].softmax(dim=-1)[:, -1]
+        close = best[:, used - 1] - best[:, used] < 0.05
+        largest = max(largest, float((weight * close).max()))
+    return largest
+
+
+def write_twin(family, name: str, folder: Path) -> None:
     """Write the model with all weights in float32, the same values, for other readers to check.
 
     llama.cpp rounds activations to 8 bits against quantised weights, not against float32 ones.
     """
     twin = {}
-    for key, (qtype, packed) in models.tensors(name).items():
+    for key, (qtype, packed) in family.tensors(name).items():
         weight = dequantize64(packed, qtype).astype("<f4")
         twin[key] = ("f32", weight.view(np.uint8))
-    models.write_model(name, folder / f"{name}.gguf", replace=twin)
+    family.write_model(name, folder / f"{name}.gguf", replace=twin)
+
+
+#: Where models are described, who builds them in PyTorch, and the file of their logits.
+FAMILIES = {
+    "logits": (models, build),
+    "hybrid": (hybrid, hybrid_torch.build),
+    "variants": (variants, variants_torch.build),
+}
+
+
+def make(family, build_model, path: Path, only: str | None) -> None:
+    """Run a family's models, or the one named and nothing is written."""
+    arrays = {}
+    for name in family.MODELS:
+        if only not in (None, name):
+            continue
+        s = family.spec(name)
+        rng = np.random.default_rng(1000 + s.seed)
+        ordinary = np.setdiff1d(np.arange(SIZE), list(control_ids(s.arch)))
+        model = build_model(s)
+        result = run(model, rng.choice(ordinary, PROMPT).astype(np.int32))
+        print(check(s, model, result))
+        result["fingerprint"] = np.uint32(family.fingerprint(name))
+        arrays |= {f"{name}/{key}": value for key, value in result.items()}
+    if only is None:
+        np.savez_compressed(path, **arrays)
+        print(f"wrote {path.name}: {path.stat().st_size} bytes, {len(family.MODELS)} models")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make logits.npz, the reference of the tests.")
+    parser = argparse.ArgumentParser(description="Make the references of the tests.")
     parser.add_argument(
         "--twins", type=Path, metavar="DIR", help="only write float32 twins of the models there"
     )
-    folder = parser.parse_args().twins
-    if folder:
-        for name in models.MODELS:
-            write_twin(name, folder)
-        return
-    arrays = {}
-    for name in models.MODELS:
-        s = models.spec(name)
-        rng = np.random.default_rng(1000 + s.seed)
-        ordinary = np.setdiff1d(np.arange(SIZE), list(control_ids(s.arch)))
-        model = build(s)
-        result = run(model, rng.choice(ordinary, PROMPT).astype(np.int32))
-        print(check(s, model, result))
-        result["fingerprint"] = np.uint32(models.fingerprint(name))
-        arrays |= {f"{name}/{key}": value for key, value in result.items()}
-    path = Path(__file__).with_name("logits.npz")
-    np.savez_compressed(path, **arrays)
-    print(f"wrote {path.name}: {path.stat().st_size} bytes, {len(models.MODELS)} models")
+    parser.add_argument("--only", metavar="NAME", help="only run this model, and write nothing")
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=", ".join(FAMILIES))
+    options = parser.parse_args()
+    for key in options.families or FAMILIES:
+        family, build_model = FAMILIES[key]
+        if options.twins:
+            for name in family.MODELS:
+                write_twin(family, name, options.twins)
+        else:
+            path = Path(__file__).with_name(f"{key}.npz")
+            make(family, build_model, path, options.only)
 
 
 if __name__ == "__main__":

@@ -19,19 +19,20 @@ _TEXT = (
 
 def add_vocabulary(writer: GGUFWriter, arch: str) -> None:
     """Write the `tokenizer.ggml.*` keys that files of `arch` carry."""
-    if arch == "gemma3":
+    if arch in ("gemma2", "gemma3"):
         _add_sentencepiece(writer)
     elif arch == "llama":
         specials = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|eot_id|>"]
         _add_bytelevel(writer, "llama-bpe", specials, bos=0, eos=3, pad=None, add_bos=True)
     else:
         specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>"]
-        _add_bytelevel(writer, "qwen2", specials, bos=0, eos=2, pad=0, add_bos=False)
+        pre = "qwen35" if arch.startswith("qwen35") else "qwen2"
+        _add_bytelevel(writer, pre, specials, bos=0, eos=2, pad=0, add_bos=False)
 
 
 def control_ids(arch: str) -> range:
     """Ids of the control tokens, end of text among them."""
-    return range(6) if arch == "gemma3" else range(SIZE - 4, SIZE)
+    return range(6) if arch in ("gemma2", "gemma3") else range(SIZE - 4, SIZE)
 
 
 def _add_bytelevel(writer, pre, specials, *, bos, eos, pad, add_bos):

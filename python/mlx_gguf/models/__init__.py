@@ -1,20 +1,38 @@
 """Architectures: how the tensors of a GGUF file become parameters of mlx-lm's models.
 
-One file per architecture, each with an ``ARCHITECTURE``.
+One file per family, each with an ``ARCHITECTURE`` or one for each of its names.
 """
 
 from __future__ import annotations
 
-from . import gemma3, llama, qwen2, qwen3
+from . import (
+    gemma2,
+    gemma3,
+    granite,
+    llama,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3moe,
+    qwen3next,
+    qwen35,
+)
 from .base import Architecture
 
 ARCHITECTURES: dict[str, Architecture] = {
     a.name: a
     for a in (
+        gemma2.ARCHITECTURE,
         gemma3.ARCHITECTURE,
+        granite.ARCHITECTURE,
         llama.ARCHITECTURE,
+        phi3.ARCHITECTURE,
         qwen2.ARCHITECTURE,
         qwen3.ARCHITECTURE,
+        qwen35.DENSE,
+        qwen35.MOE,
+        qwen3moe.ARCHITECTURE,
+        qwen3next.ARCHITECTURE,
     )
 }
 
@@ -24,11 +42,11 @@ NOT_LANGUAGE_MODELS = {
 }
 
 
-def find_architecture(name: str, path: str) -> Architecture:
+def find_architecture(name: object, path: str) -> Architecture:
     """Return the architecture of that name, or raise ValueError that names the file."""
-    if name in ARCHITECTURES:
+    if isinstance(name, str) and name in ARCHITECTURES:
         return ARCHITECTURES[name]
-    what = NOT_LANGUAGE_MODELS.get(name)
+    what = NOT_LANGUAGE_MODELS.get(str(name))
     if what:
         raise ValueError(
             f"[load] Expected a language model in {path!r}. Received architecture {name!r}, {what}."

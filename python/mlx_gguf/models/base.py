@@ -11,6 +11,10 @@ import mlx.core as mx
 
 from ..file import GGUFFile
 
+Names = Mapping[str, str | tuple[str, ...]]
+
+_IN_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+
 # Tensors outside the layers, and those of a layer (behind `blk.N.`), that most
 # architectures share.
 OUTER = {
@@ -31,6 +35,18 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+
+# Tensors that only a draft block (multi-token prediction) has, next to a layer's own.
+NEXTN = frozenset(
+    {
+        "nextn.eh_proj",
+        "nextn.enorm",
+        "nextn.hnorm",
+        "nextn.embed_tokens",
+        "nextn.shared_head_head",
+        "nextn.shared_head_norm",
+    }
+)
 
 
 class Keys:
@@ -54,6 +70,19 @@ class Keys:
             )
         return value
 
+    def per_layer(self, key: str, default: float | None = None) -> Any:
+        """The number at ``{arch}.{key}``, which may be an array with 0 where it has no meaning."""
+        value = self.get(key, default)
+        if not isinstance(value, list):
+            return self.number(key, default)
+        distinct = set(value) - {0}
+        if len(distinct) != 1:
+            raise ValueError(
+                f"[load] Expected one number for all layers as metadata {self._prefix}{key} of "
+                f"{self._file.path!r}. Received {value!r}."
+            )
+        return distinct.pop()
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -68,13 +97,27 @@ class Architecture:
     config : callable
         ``(keys, file) -> dict`` of ModelArgs fields beyond the common ones.
     outer, layer : mapping
-        GGUF tensor stem to parameter stem, outside and inside of layers.
+        GGUF tensor stem to parameter stem, outside and inside of layers; a tensor
+        whose name is no stem (``ssm_a``) to the parameter's own name. A tuple takes
+        the tensor's rows one after the other.
+    otherwise : mapping
+        As ``layer``, for layers without the parameters that ``layer`` names.
+    rows : mapping
+        Tensor stem to a function ``(model, array)`` that puts the packed rows into
+        the order of the parameters.
     transforms : mapping
         Parameter suffix to a function of the array, for small plain tensors.
+    float32 : frozenset of str
+        Suffixes of parameters that keep float32 whatever the activations have.
     extras : frozenset of str
         Tensors that ``finish`` reads, so that they are not unused.
+    draft : frozenset of str
+        Stems of the tensors that only a draft block (MTP) after the last layer has:
+        the block is left out, knowingly.
     finish : callable, optional
         ``(model, keys, file)``: what else the model needs from the file.
+    prefix : str
+        What the names of all parameters start with.
     half_range : bool
         Whether activations stay within float16; otherwise GPUs use bfloat16.
     """
@@ -82,36 +125,70 @@ class Architecture:
     name: str
     module: str
     config: Callable[[Keys, GGUFFile], dict[str, Any]]
-    outer: Mapping[str, str] = field(default_factory=lambda: OUTER)
-    layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    outer: Names = field(default_factory=lambda: OUTER)
+    layer: Names = field(default_factory=lambda: LAYER)
+    otherwise: Names = field(default_factory=dict)
+    rows: Mapping[str, Callable[[Any, mx.array], mx.array]] = field(default_factory=dict)
     transforms: Mapping[str, Callable[[mx.array], mx.array]] = field(default_factory=dict)
+    float32: frozenset[str] = frozenset()
     extras: frozenset[str] = frozenset()
+    draft: frozenset[str] = frozenset()
     finish: Callable[[Any, Keys, GGUFFile], None] | None = None
+    prefix: str = ""
     half_range: bool = False
 
-    def parameter(self, tensor: str) -> str | None:
-        """The parameter a tensor becomes, or None."""
+    def places(self, tensor: str) -> list[tuple[str, ...]]:
+        """The parameters a tensor becomes; a second choice where its layer may be of two kinds."""
+        match = _IN_LAYER.fullmatch(tensor)
+        found = (
+            [
+                _full_names(f"model.layers.{match[1]}.", match[2], names)
+                for names in (self.layer, self.otherwise)
+            ]
+            if match
+            else [_full_names("", tensor, self.outer)]
+        )
+        return [tuple(self.prefix + name for name in names) for names in found if names]
+
+    def row_order(self, tensor: str) -> Callable[[Any, mx.array], mx.array] | None:
+        """The function of ``rows`` for a tensor, if it needs one."""
+        match = _IN_LAYER.fullmatch(tensor)
+        return self.rows.get(match[2].rpartition(".")[0]) if match else None
+
+    def is_draft(self, tensor: str, layers: int) -> bool:
+        """Whether a tensor belongs to a draft block after the last layer."""
+        match = _IN_LAYER.fullmatch(tensor)
+        if not (self.draft and match and int(match[1]) >= layers):
+            return False
+        return match[2].rpartition(".")[0] in self.draft or bool(self.places(tensor))
+
+
+def _full_names(start: str, tensor: str, names: Names) -> tuple[str, ...]:
+    """A tensor's parameters by one of the maps."""
+    end, found = "", names.get(tensor)
+    if found is None:
         stem, _, kind = tensor.rpartition(".")
-        if kind not in ("weight", "bias"):
-            return None
-        match = re.fullmatch(r"blk\.(\d+)\.(.+)", stem)
-        if match:
-            mapped = self.layer.get(match[2])
-            return mapped and f"model.layers.{match[1]}.{mapped}.{kind}"
-        mapped = self.outer.get(stem)
-        return mapped and f"{mapped}.{kind}"
+        if kind in ("weight", "bias"):
+            end, found = "." + kind, names.get(stem)
+    if found is None:
+        return ()
+    return tuple(start + name + end for name in ((found,) if isinstance(found, str) else found))
 
 
-def common_config(keys: Keys, file: GGUFFile) -> dict[str, Any]:
-    """ModelArgs fields that all decoder-only transformers take."""
-    heads = keys.number("attention.head_count")
+def common_config(keys: Keys, file: GGUFFile, *, dense: bool = True) -> dict[str, Any]:
+    """ModelArgs fields that all decoder-only transformers take.
+
+    Files of mixtures of experts may lack the width of a dense MLP (``dense=False``).
+    """
+    heads = keys.per_layer("attention.head_count")
     hidden = keys.number("embedding_length")
     return {
         "hidden_size": hidden,
-        "num_hidden_layers": keys.number("block_count"),
-        "intermediate_size": keys.number("feed_forward_length"),
+        # A draft block (MTP) at the end is counted, but is no layer of the model.
+        "num_hidden_layers": keys.number("block_count") - keys.number("nextn_predict_layers", 0),
+        "intermediate_size": keys.number("feed_forward_length", None if dense else 0),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.number("attention.head_count_kv", heads),
+        "num_key_value_heads": keys.per_layer("attention.head_count_kv", heads),
         "head_dim": keys.number("attention.key_length", hidden // heads),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.number("context_length"),
@@ -135,13 +212,9 @@ def rope_scaling(keys: Keys) -> dict[str, Any] | None:
         return {
             "rope_type": "yarn",
             "factor": factor,
-            "original_max_position_embeddings": keys.number(
-                "rope.scaling.original_context_length"
-            ),
+            "original_max_position_embeddings": keys.number("rope.scaling.original_context_length"),
         }
-    raise ValueError(
-        f"[load] Expected rope.scaling.type none, linear or yarn. Received {kind!r}."
-    )
+    raise ValueError(f"[load] Expected rope.scaling.type none, linear or yarn. Received {kind!r}.")
 
 
 def check_full_rope(keys: Keys, config: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ def finish(model: Any, keys: Keys, file: GGUFFile) -> None:
         model.pop("lm_head")
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE: Architecture = Architecture(
     name="gemma3",
     module="gemma3_text",
     config=config,

@@ -60,7 +60,7 @@ def finish(model: Any, keys: Keys, file: GGUFFile) -> None:
         layer.self_attn.rope = rope
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE: Architecture = Architecture(
     name="llama",
     module="llama",
     config=config,

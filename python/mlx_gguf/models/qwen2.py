@@ -20,4 +20,4 @@ def config(keys: Keys, file: GGUFFile) -> dict[str, Any]:
     return fields
 
 
-ARCHITECTURE = Architecture(name="qwen2", module="qwen2", config=config)
+ARCHITECTURE: Architecture = Architecture(name="qwen2", module="qwen2", config=config)

@@ -14,4 +14,4 @@ def config(keys: Keys, file: GGUFFile) -> dict[str, Any]:
     return fields
 
 
-ARCHITECTURE = Architecture(name="qwen3", module="qwen3", config=config)
+ARCHITECTURE: Architecture = Architecture(name="qwen3", module="qwen3", config=config)
