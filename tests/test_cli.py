@@ -332,6 +332,8 @@ def test_ctrl_c_is_quiet(smollm2):
         command(*args, "--ignore-chat-template", "--extra-eos-token", "<nothing>"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A shell's background job ignores the signal, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         process.stdout.read(1)
         process.send_signal(signal.SIGINT)

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "metal/eval.h"
 #include "metal/names.h"
 #include "mlx/backend/cpu/encoder.h"
 
