@@ -70,7 +70,7 @@ Plan choose(
     [[maybe_unused]] int64_t N,
     [[maybe_unused]] int64_t K) {
   if (backend == Backend::cpu) {
-    return cpu::choose();
+    return cpu::choose(N);
   }
 #ifdef MLX_GGUF_METAL
   if (metal::is_available()) {

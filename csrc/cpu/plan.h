@@ -14,14 +14,16 @@ namespace mlx_gguf::cpu {
 // row_group: results are equal to the bit.
 inline constexpr std::array task_rows{4, 8, 16, 32, 64, 128};
 inline constexpr int default_task_rows = 16;
+inline constexpr int many_task_rows = 64; // where there are many rows to share
+inline constexpr int64_t many_rows = 8192;
 
 inline Plan plan_of(int rows) {
   return Plan{.kernel = Kernel::gemv, .rows = rows};
 }
 
 // For x @ W.T with any number of rows of x.
-inline Plan choose() {
-  return plan_of(default_task_rows);
+inline Plan choose(int64_t N) {
+  return plan_of(N >= many_rows ? many_task_rows : default_task_rows);
 }
 
 inline std::vector<Plan> candidates() {

@@ -216,7 +216,7 @@ int64_t Product::rows_per_task(const std::vector<Group>& groups) const {
     return default_task_rows;
   }
   int64_t M = static_cast<int64_t>(groups[0].rows.size()); // as good as any
-  return tuned_or(choose(), Backend::cpu, *format, dtype_of(number), M, N, K)
+  return tuned_or(choose(N), Backend::cpu, *format, dtype_of(number), M, N, K)
       .rows;
 }
 

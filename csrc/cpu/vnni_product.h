@@ -68,15 +68,25 @@ void fix_block(const float* x, int64_t left, float most, FixedBlock* out) {
 }
 
 // A row of x as FixedBlocks, or false if it has values that fixed point does
-// not hold.
+// not hold. What does not fill a block lies at the end of one, behind zeros:
+// gemv_row then reads the row's last 256 weights, some for the second time. A
+// row shorter than a block lies at its start.
 bool fix(const float* x, int64_t K, void* out) {
   auto block = static_cast<FixedBlock*>(out);
   for (int64_t k = 0; k < K; k += 256, ++block) {
-    float most = largest_of(x + k, K - k);
+    float tail[256] = {};
+    const float* from = x + k;
+    int64_t left = K - k;
+    if (left < 256 && K > 256) {
+      std::memcpy(tail + 256 - left, from, sizeof(float) * left);
+      from = tail;
+      left = 256;
+    }
+    float most = largest_of(from, left);
     if (!(most == 0 || (most >= smallest && most <= largest))) {
       return false;
     }
-    fix_block(x + k, K - k, most, block);
+    fix_block(from, left, most, block);
   }
   return true;
 }
@@ -115,6 +125,14 @@ void super_block(const uint8_t* w, const FixedBlock* const* x, __m512* acc) {
   }
 }
 
+float sum_lanes(__m512 v) {
+  __m256 a =
+      _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
 template <typename Type, int C>
 void gemv_row(
     const uint8_t* w, int64_t K, const FixedBlock* const* x, float* y) {
@@ -140,15 +158,15 @@ void gemv_row(
     }
     step(blocks, b);
   }
-  if (int64_t rest = K % 256) { // blocks of 32: a super-block with zeros
+  if (K % 256 && K > 256) {
+    step(w + (K - 256) / Type::size * Type::bytes, full);
+  } else if (K % 256) {
     alignas(64) uint8_t padded[bytes] = {};
-    std::memcpy(padded, w + full * bytes, rest / Type::size * Type::bytes);
+    std::memcpy(padded, w, K / Type::size * Type::bytes);
     step(padded, full);
   }
   for (int i = 0; i < C; ++i) {
-    Vec v;
-    std::memcpy(&v, &acc[i], sizeof(v));
-    y[i] = sum(v);
+    y[i] = sum_lanes(acc[i]);
   }
 }
 
