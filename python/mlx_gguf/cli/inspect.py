@@ -65,6 +65,8 @@ def _summary(report: dict[str, Any]) -> str:
         ("architecture", f"{_value(arch)}{known}"),
         ("name", _value(report["name"])),
         ("parameters", f"{report['parameters']:,}"),
+        ("mix", _mix(report)),
+        ("unsupported", "; ".join(report["unsupported"]) or "nothing: architecture and all types"),
     ]
     for label, key in _FIGURES.items():
         if (value := metadata.get(f"{arch}.{key}")) is not None:
@@ -76,6 +78,12 @@ def _summary(report: dict[str, Any]) -> str:
     rows.append(("chat template", "yes" if has_template else "no"))
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {printable(text)}" for label, text in rows)
+
+
+def _mix(report: dict[str, Any]) -> str:
+    shares = [(row["type"].upper(), 100 * row["share"]) for row in report["types"]]
+    parts = [f"{name} {share:.0f} %" if share >= 0.5 else f"{name} <1 %" for name, share in shares]
+    return f"{report['mix']['name']}: {', '.join(parts) or 'no tensors'}"
 
 
 def _metadata(metadata: dict[str, Any]) -> str:
