@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import mlx_gguf as gg
+from blocks import random_blocks
 from cli_support import GEMMA_IDS, PROMPT, SMOLLM2_IDS, command, run, text_of
 from mlx_gguf.cli import build_parser, main
 from mlx_gguf.cli.options import render_chat
@@ -110,6 +111,79 @@ def test_inspect_tables(smollm2, capsys):
     assert "blk.0" not in capsys.readouterr().out
 
 
+def mix_of(capsys, path):
+    """The mix line, and the same from JSON."""
+    assert main(["inspect", path, "--no-tensors"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert main(["inspect", path, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    line = lines["mix"].split(maxsplit=1)[1]
+    assert line.startswith(report["mix"]["name"] + ": ")
+    return line, report["mix"]["source"], report["unsupported"]
+
+
+def test_inspect_names_the_mix_of_real_files(smollm2, gemma, capsys):
+    line, source, unsupported = mix_of(capsys, gemma)
+    assert (source, unsupported) == ("general.file_type", [])
+    assert line == "Q4_K_M: Q8_0 73 %, Q5_0 18 %, Q4_K 5 %, Q6_K 4 %, F32 <1 %"
+    assert mix_of(capsys, smollm2) == ("Q4_1: Q4_1 69 %, Q8_0 31 %, F32 <1 %", "uniform", [])
+
+
+Q4_K_M = (("attn_q", "q4_k"), ("ffn_up", "q4_k"), ("ffn_down", "q6_k"))
+
+
+@pytest.mark.parametrize(
+    ("types", "name", "file_type", "expected"),
+    [
+        (Q4_K_M, None, 15, ("Q4_K_M", "general.file_type")),
+        (Q4_K_M, None, None, ("Q4_K_M-like", "guess")),
+        # 1024 marks a number that the writer has guessed itself, 999 is none.
+        (Q4_K_M, None, 1024 + 15, ("Q4_K_M-like", "guess")),
+        (Q4_K_M, None, 999, ("Q4_K_M-like", "guess")),
+        (Q4_K_M, "Some 4B UD-Q4_K_XL", 15, ("UD-Q4_K_XL", "general.name")),
+        (Q4_K_M, "IQ4K_Many", 15, ("Q4_K_M", "general.file_type")),
+        # The file_type says another type than any of the tensors.
+        (Q4_K_M, None, 2, ("Q4_K_M-like", "guess")),
+        # As FORMATS lists them: Qwen3.5-4B, 35B-A3B, early files.
+        ((*Q4_K_M, ("attn_qkv", "q5_k"), ("ssm_out", "q8_0")), None, 15,
+         ("UD-Q4_K_XL-like", "guess")),
+        ((*Q4_K_M, ("attn_gate", "iq4_xs")), None, None, ("UD-Q4_K_XL-like", "guess")),
+        ((("ffn_up", "q5_k"), ("ffn_down", "q5_k"), ("ssm_out", "mxfp4")), None, None,
+         ("UD-Q5_K_XL-like", "guess")),
+        # Rows that 256 does not divide have no other choice.
+        ((*Q4_K_M, ("ffn_gate", "q5_0", 96), ("attn_k", "q8_0", 96)), None, 15,
+         ("Q4_K_M", "general.file_type")),
+        ((("attn_q", "q8_0"), ("ssm_alpha", "f32")), None, None, ("Q8_0", "uniform")),
+        ((("attn_q", "bf16"), ("ffn_up", "bf16"), ("ssm_alpha", "f32")), None, None,
+         ("BF16", "uniform")),
+        ((("attn_q", "q8_0"), ("ffn_up", "mxfp4")), None, 38, ("MXFP4_MOE", "general.file_type")),
+        ((("attn_q", "q8_0"), ("ffn_up", "iq4_nl")), None, None, ("mixed", "guess")),
+    ],
+)  # fmt: skip
+def test_inspect_names_mixes(types, name, file_type, expected, tmp_path, capsys):
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
+    if name:
+        writer.add_name(name)
+    if file_type is not None:
+        writer.add_file_type(file_type)
+    rng = np.random.default_rng(3)
+    for i, (stem, qtype, *width) in enumerate(
+        [("token_embd", "q6_k"), ("attn_norm", "f32"), *types]
+    ):
+        rows = 1 if "norm" in stem else 8
+        blocks = random_blocks(qtype, rows, *(width or [512]), rng)
+        key = f"{stem}.weight" if i == 0 else f"blk.0.{stem}.weight"
+        data = blocks[0] if "norm" in stem else blocks
+        writer.add_tensor(key, data, raw_dtype=gguf.GGMLQuantizationType[qtype.upper()])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    line, source, unsupported = mix_of(capsys, str(tmp_path / "m.gguf"))
+    assert (line.split(":")[0], source) == expected
+    assert unsupported == []
+
+
 def test_inspect_shows_what_cannot_be_run(tmp_path, capsys):
     blocks = np.zeros((3, 2 * 66), np.uint8)
     path = write(
@@ -127,6 +201,12 @@ def test_inspect_shows_what_cannot_be_run(tmp_path, capsys):
     assert "iq2_xxs (unsupported)  3 x 512" in out
     assert "clear\\x1b[2J the screen" in out
     assert "\x1b" not in out
+    line, source, unsupported = mix_of(capsys, path)
+    assert (line.split(":")[0], source) == ("no layers", "guess")
+    assert unsupported == [
+        "architecture 'somethingnew' cannot be loaded",
+        "IQ2_XXS has no kernels (1 tensor)",
+    ]
 
 
 def test_inspect_opens_a_split_set_from_any_shard(tmp_path, capsys):
