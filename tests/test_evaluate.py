@@ -27,7 +27,7 @@ from mlx_gguf.nn import QuantEmbedding
 from reference import hybrid, models
 
 RNG = np.random.default_rng(77)
-IDS = RNG.integers(0, 300, 150).tolist()
+IDS = RNG.integers(0, 300, 100).tolist()
 TEXT = "the reader opens the file and maps the tensors into memory. " * 4
 MODELS = {"llama": models, "gemma3": models, "qwen35": hybrid}
 
@@ -133,11 +133,11 @@ def test_windows_refuse(ids, options, message):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_perplexity_equals_mlx_lm_on_decoded_weights(name, paths, capsys):
-    data = mx.array(IDS[:144]).reshape(4, 36)
+    data = mx.array(IDS[:96]).reshape(4, 24)
     expected, error = eval_ppl(plain(paths[name]), data, batch_size=3)
     ours, _ = gg.load(paths[name], dtype=mx.float32)
-    got = evaluate(ours, windows(IDS[:144], context=36))
-    assert (got.tokens, got.windows, got.comparison) == (4 * 35, 4, None)
+    got = evaluate(ours, windows(IDS[:96], context=24))
+    assert (got.tokens, got.windows, got.comparison) == (4 * 23, 4, None)
     assert got.perplexity == pytest.approx(expected, rel=1e-4)
     assert got.perplexity_error == pytest.approx(error, rel=1e-4)
     assert got.perplexity == pytest.approx(math.exp(got.loss))
@@ -145,7 +145,7 @@ def test_perplexity_equals_mlx_lm_on_decoded_weights(name, paths, capsys):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_overlapping_windows_with_a_bos_equal_float64(name, paths):
-    parts = windows(IDS, context=48, stride=20, bos=3)
+    parts = windows(IDS, context=32, stride=20, bos=3)
     model, losses = plain(paths[name]), []
     for window in parts:
         log_p = log_softmax64(model, window.ids)
@@ -160,7 +160,7 @@ def test_overlapping_windows_with_a_bos_equal_float64(name, paths):
 @pytest.mark.parametrize("name", MODELS)
 def test_chunks_bound_the_logits_and_change_nothing(name, paths, monkeypatch):
     model, _ = gg.load(paths[name], dtype=mx.float32)
-    parts = windows(IDS, context=50, stride=40)
+    parts = windows(IDS, context=40, stride=30)
     whole = evaluate(model, parts)
     sizes = []
 
@@ -189,7 +189,7 @@ def test_a_single_token_has_no_standard_error(paths):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_does_not_diverge_from_itself(name, paths):
-    parts = windows(IDS, context=50)
+    parts = windows(IDS, context=40)
     model, other = (gg.load(paths[name])[0] for _ in range(2))
     got = evaluate(model, parts, reference=other)
     assert got.comparison.kl == got.comparison.kl_error == 0
@@ -199,7 +199,7 @@ def test_a_model_does_not_diverge_from_itself(name, paths):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_divergence_from_a_twin_equals_float64(name, paths):
-    parts = windows(IDS, context=50, bos=1)
+    parts = windows(IDS, context=40, bos=1)
     model, reference = plain(paths[f"{name}-twin"]), plain(paths[name])
     kl, agree, losses = [], [], []
     for window in parts:
