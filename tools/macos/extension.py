@@ -49,6 +49,8 @@ OLD_LIBCXX = (
     "__ZTVSt",
     "__ZdlPvm",  # operator delete with a size
     "__ZdaPvm",
+    "__ZnamSt11align_val_t",  # aligned new and delete: since macOS 10.13
+    "__ZdaPvSt11align_val_t",
 )
 # As nanobind writes its ABI into every extension: types are shared only between equal ones.
 NANOBIND_ABI = re.compile(rb"nanobind_[a-z0-9_]*_v\d+")
