@@ -134,6 +134,26 @@ def random_blocks(
     return blocks.reshape(rows, blocks_per_row * nbytes)
 
 
+def saturated_blocks(qtype: str, K: int) -> np.ndarray:
+    """Packed rows whose fp16 fields are 1 and whose quants and sub-scales are all at an end.
+
+    One row of K weights for every pair of a byte in all quants and one in all sub-scales (for
+    MXFP4, whose exponents stand for 1, of a byte alone).
+    """
+    qtype = qtype.lower()
+    nbytes = _sizes(qtype)[1]
+    first, last, ends = _SATURATE.get(qtype, (0, 1, (127,)))
+    rows = []
+    for quants in (0x00, 0x0F, 0xF0, 0xFF, 0x7F, 0x80):
+        for scales in ends:
+            block = np.full((1, nbytes), quants, np.uint8)
+            block[:, first:last] = scales
+            for offset in _HALVES.get(qtype, ()):
+                _set_half(block, offset, np.ones(1, "<f2"))
+            rows.append(np.tile(block, K // _sizes(qtype)[0]).ravel())
+    return np.stack(rows)
+
+
 def with_bad_block(
     packed: np.ndarray, qtype: str, row: int, block: int, value: float
 ) -> np.ndarray:

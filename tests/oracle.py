@@ -6,8 +6,9 @@ import mlx.core as mx
 import numpy as np
 
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
-#: Bound of the relative error of a sum in float32, before it is rounded to the output's dtype.
-TOLERANCE = 2e-6
+#: Bounds of the relative error of a result before it is rounded to the output's dtype. Integer
+#: dot products may take 16-bit floats as fixed point of 16 bits.
+TOLERANCE = {mx.float32: 2e-6, mx.float16: 3e-5, mx.bfloat16: 3e-5}
 # Results whose norm cannot cancel: a relative error is asked of these alone. Smaller ones are
 # judged number by number, and the tests show them to equal parts of larger ones to the bit.
 _MANY = 64
@@ -45,21 +46,34 @@ def relative_error(y: np.ndarray, ref: np.ndarray) -> float:
     return float(np.linalg.norm(y - ref) / norm) if norm else float(np.abs(y).sum())
 
 
+def magnitudes(X: np.ndarray, W: np.ndarray, dtype: mx.Dtype) -> np.ndarray:
+    """Sums of the magnitudes of what a product X @ W adds up, in float64, for `interval`.
+
+    X may be taken as fixed point, whose steps are 2**-30 (of 16-bit floats 2**-15) of the largest
+    value: below that share of it, a value's own size does not bound its rounding.
+    """
+    share = (2.0**-30 if dtype == mx.float32 else 2.0**-15) / TOLERANCE[dtype]
+    sizes = np.abs(X)
+    if X.size:
+        sizes = np.maximum(sizes, min(share, 1) * sizes.max(-1, keepdims=True))
+    return sizes @ np.abs(W)
+
+
 def interval(ref: np.ndarray, terms: np.ndarray, dtype: mx.Dtype) -> np.ndarray:
-    """What a sum in float32, rounded once to `dtype`, may be.
+    """What a sum, rounded once to `dtype`, may be.
 
     Parameters
     ----------
     ref : float64, the exact result
-    terms : float64, sums of the magnitudes of what was added up. The float32 sum lies within
-        TOLERANCE of them (and a few subnormals), so its rounding lies between those of the
-        ends of that interval.
+    terms : float64, sums of the magnitudes of what was added up. The sum lies within TOLERANCE
+        of them (and a few subnormals), so its rounding lies between those of the ends of that
+        interval.
 
     Returns
     -------
     float64 ``[3, ...]``: the exact result, the least and the greatest that it may come out as.
     """
-    slack = TOLERANCE * terms + 4096 * 2.0**-149
+    slack = TOLERANCE[dtype] * terms + 4096 * 2.0**-149
     return np.stack([ref, rounded(ref - slack, dtype), rounded(ref + slack, dtype)])
 
 
@@ -81,7 +95,7 @@ def check(y: mx.array, expected: np.ndarray, where: str, *, relative: bool = Tru
         )
     if relative and y.dtype == mx.float32 and y.size >= _MANY:
         error = relative_error(got, ref)
-        assert error <= TOLERANCE, f"{where}: relative error {error}"
+        assert error <= TOLERANCE[y.dtype], f"{where}: relative error {error}"
 
 
 def bits(a: mx.array) -> np.ndarray:

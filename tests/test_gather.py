@@ -8,7 +8,7 @@ import pytest
 
 import mlx_gguf as gg
 from blocks import TYPES, dequantize64, random_blocks, row_bytes, with_bad_block
-from oracle import DTYPES, activations, bits, check, float64, interval
+from oracle import DTYPES, activations, bits, check, float64, interval, magnitudes
 
 ROWS = (0, 1, 2, 3, 8, 9, 33)
 OUTPUTS = (1, 2, 33, 96)
@@ -26,7 +26,7 @@ def experts(qtype: str, N: int, K: int, seed: int = 0, **options) -> np.ndarray:
 def pairs(X: np.ndarray, W: np.ndarray, lhs, rhs, dtype: mx.Dtype) -> np.ndarray:
     """The interval of x[lhs] @ W[rhs]; X [T, M, K], W [E, K, N]."""
     x, w = X[np.array(lhs)], W[np.array(rhs)]
-    return interval(x @ w, np.abs(x) @ np.abs(w), dtype)
+    return interval(x @ w, magnitudes(x, w, dtype), dtype)
 
 
 @typed

@@ -44,6 +44,17 @@ void bind_cpu(nb::module_& m) {
       "a"_a,
       nb::sig("def read_seconds(a: mlx.core.array) -> float"),
       "Seconds in which all threads read the array's bytes once.");
+  m.def(
+      "peak_f32",
+      &cpu::peak_f32,
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Float32 operations a second of all threads that do nothing but\n"
+      "multiply and add, with the instructions of cpu_isa().");
+  m.def(
+      "peak_int8",
+      &cpu::peak_int8,
+      nb::call_guard<nb::gil_scoped_release>(),
+      "The same of int8 dot products; 0.0 where cpu_isa() is without them.");
 }
 
 } // namespace mlx_gguf

@@ -9,6 +9,7 @@
 
 #include "bindings/bindings.h"
 #include "cpu/plan.h"
+#include "cpu/threads.h"
 #include "metal/names.h"
 #include "metal/plan.h"
 #include "tuned.h"
@@ -70,7 +71,7 @@ Plan choose(
     [[maybe_unused]] int64_t N,
     [[maybe_unused]] int64_t K) {
   if (backend == Backend::cpu) {
-    return cpu::choose(N);
+    return cpu::choose(N, cpu::num_threads());
   }
 #ifdef MLX_GGUF_METAL
   if (metal::is_available()) {

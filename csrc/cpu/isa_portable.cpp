@@ -6,12 +6,10 @@ namespace mlx_gguf::cpu {
 
 extern const Isa isa_portable;
 const Isa isa_portable{
-    "portable",
-    portable::type,
-    portable::to_f32,
-    portable::from_f32,
-    nullptr,
-    nullptr,
-    portable::axpy};
+    .name = "portable",
+    .type = portable::type,
+    .to_f32 = portable::to_f32,
+    .from_f32 = portable::from_f32,
+    .axpy = portable::axpy};
 
 } // namespace mlx_gguf::cpu

@@ -44,9 +44,9 @@ struct TypeKernels {
       float (*y)[row_group],
       float* scratch);
 
-  // The same for 1 to max_fixed_rows rows of x in fixed point; nullptr where
-  // the instruction set or the type has no such kernel. A value depends on its
-  // x row and weight row alone.
+  // y[m * y_stride + r] for any n and for 1 to max_fixed_rows rows of x in
+  // fixed point (Isa::fix); nullptr where the instruction set or the type has
+  // no such kernel. A value depends on its x row and weight row alone.
   void (*gemv)(
       const uint8_t* w,
       int64_t row_bytes,
@@ -54,11 +54,35 @@ struct TypeKernels {
       int64_t K,
       const void* const* x,
       int64_t M,
-      float (*y)[row_group]);
+      float* y,
+      int64_t y_stride);
+
+  // y[r][m] = W[r] . x[m] for n rows of w, at most gemm_tile_rows, and rows of
+  // x in `vectors` packs of 16 (Isa::pack); y has room for n rounded up to a
+  // multiple of gemm_unit rows. A value depends on its x row and weight row
+  // alone. Where gemv is nullptr, so is this.
+  void (*gemm)(
+      const uint8_t* w,
+      int64_t row_bytes,
+      int64_t n,
+      int64_t K,
+      const void* const* x,
+      int64_t vectors,
+      float* y);
+
+  // For Isa::fix and Isa::pack: the order in which gemv and gemm read 16 times
+  // 16 weights, and whether 32 of them share a scale, or 16.
+  const uint8_t* order;
+  bool groups_of_32;
 };
 
-// Rows of x that share one read of the weights in gemv.
+// Rows of x that share one read of the weights in gemv, and those of a pack.
 inline constexpr int64_t max_fixed_rows = 8;
+inline constexpr int64_t pack_rows = 16;
+
+// Rows of w that gemm keeps decoded at a time, and what it rounds them up to.
+inline constexpr int64_t gemm_tile_rows = 48;
+inline constexpr int64_t gemm_unit = 6;
 
 struct Isa {
   const char* name;
@@ -66,9 +90,20 @@ struct Isa {
   void (*to_f32)(Number from, const void* src, int64_t n, float* dst);
   void (*from_f32)(Number to, const float* src, int64_t n, void* dst);
   // Bytes of a row of x in fixed point, to be aligned to 64; and the row
-  // itself, or false if it has values that fixed point does not hold. For gemv.
+  // itself, as exact as f32 or to `tolerance` of its norm; or false if it has
+  // values that fixed point does not hold. nullptr where no type has a gemv.
   int64_t (*fixed_bytes)(int64_t K);
-  bool (*fix)(const float* x, int64_t K, void* out);
+  bool (*fix)(
+      const float* x,
+      int64_t K,
+      const uint8_t* order,
+      float tolerance,
+      void* out);
+  // Bytes of a pack, to be aligned to 64; and the pack of at most pack_rows
+  // fixed rows, nullptr for those that are missing.
+  int64_t (*packed_bytes)(int64_t K);
+  void (*pack)(
+      const void* const* rows, int64_t K, bool groups_of_32, void* out);
   // y += a * x
   void (*axpy)(float a, const float* x, int64_t n, float* y);
 };

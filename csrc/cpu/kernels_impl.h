@@ -118,7 +118,7 @@ void product(
 
 template <typename Type>
 TypeKernels kernels_of() {
-  return {decode<Type>, product<Type>, nullptr};
+  return {.decode = decode<Type>, .product = product<Type>};
 }
 
 template <typename... Types>

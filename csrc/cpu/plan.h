@@ -10,20 +10,21 @@
 
 namespace mlx_gguf::cpu {
 
-// Few rows share the work evenly, many cost less to hand out. All multiples of
-// row_group: results are equal to the bit.
+// Few rows share the work evenly; many are read in long runs, which memory is
+// faster at. All multiples of row_group: results are equal to the bit.
 inline constexpr std::array task_rows{4, 8, 16, 32, 64, 128};
-inline constexpr int default_task_rows = 16;
-inline constexpr int many_task_rows = 64; // where there are many rows to share
-inline constexpr int64_t many_rows = 8192;
 
 inline Plan plan_of(int rows) {
   return Plan{.kernel = Kernel::gemv, .rows = rows};
 }
 
-// For x @ W.T with any number of rows of x.
-inline Plan choose(int64_t N) {
-  return plan_of(N >= many_rows ? many_task_rows : default_task_rows);
+// For x @ W.T with any number of rows of x: some tasks for every thread.
+inline Plan choose(int64_t N, int threads) {
+  int rows = task_rows[0];
+  for (int more : task_rows) {
+    rows = int64_t(more) * 4 * threads <= N ? more : rows;
+  }
+  return plan_of(rows);
 }
 
 inline std::vector<Plan> candidates() {

@@ -1,10 +1,10 @@
 #include "cpu/product.h"
 
 #include <algorithm>
-#include <cstddef>
+#include <functional>
 #include <memory>
-#include <new>
 
+#include "cpu/activations.h"
 #include "cpu/plan.h"
 #include "cpu/threads.h"
 #include "tuned.h"
@@ -16,13 +16,10 @@ namespace {
 constexpr int64_t m_tile = 64; // rows of x a decoded tile of weights meets
 constexpr int64_t columns_per_task = 256; // a multiple of every block size
 constexpr int64_t n_tile = 64; // weight rows summed before joining the total
+constexpr int64_t gemm_m_tile = 256; // rows of x of a gemm, a multiple of packs
 
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
-}
-
-size_t item_size(Number n) {
-  return n == Number::f32 ? 4 : 2;
 }
 
 mlx::core::Dtype dtype_of(Number n) {
@@ -50,61 +47,6 @@ char* at(void* p, int64_t i, Number n) {
   return static_cast<char*>(p) + i * item_size(n);
 }
 
-// x as f32 rows, padded with zeros: x itself when it already is. With `fixed`
-// also in fixed point.
-class Activations {
- public:
-  Activations(
-      const void* x, int64_t rows, int64_t width, Number number, bool fixed)
-      : stride_(ceil_div(width, x_padding) * x_padding) {
-    bool in_place = number == Number::f32 && stride_ == width;
-    if (!in_place) {
-      copy_.reset(new float[rows * stride_]);
-    }
-    data_ = in_place ? static_cast<const float*>(x) : copy_.get();
-    const Isa& cpu = isa();
-    if (fixed) {
-      fixed_stride_ = cpu.fixed_bytes(width);
-      fixed_.reset(new (alignment) std::byte[rows * fixed_stride_]);
-      is_fixed_.reset(new bool[rows]);
-    }
-    parallel_for(in_place && !fixed ? 0 : rows, [&](int64_t r) {
-      if (!in_place) {
-        float* row = copy_.get() + r * stride_;
-        cpu.to_f32(number, at(x, r * width, number), width, row);
-        std::fill(row + width, row + stride_, 0.0f);
-      }
-      if (fixed) {
-        is_fixed_[r] = cpu.fix(row(r), width, fixed_.get() + r * fixed_stride_);
-      }
-    });
-  }
-
-  const float* row(int64_t r) const {
-    return data_ + r * stride_;
-  }
-
-  // The row in fixed point, or nullptr.
-  const void* fixed(int64_t r) const {
-    return fixed_ && is_fixed_[r] ? fixed_.get() + r * fixed_stride_ : nullptr;
-  }
-
- private:
-  static constexpr std::align_val_t alignment{64};
-  struct Free {
-    void operator()(std::byte* p) const {
-      ::operator delete[](p, alignment);
-    }
-  };
-
-  int64_t stride_;
-  std::unique_ptr<float[]> copy_;
-  const float* data_;
-  int64_t fixed_stride_ = 0;
-  std::unique_ptr<std::byte[], Free> fixed_;
-  std::unique_ptr<bool[]> is_fixed_;
-};
-
 // y[n..n+count) = alpha * acc + beta * c, rounded once.
 void finish(
     const Product& p, const Row& row, int64_t n, int64_t count, float* acc) {
@@ -124,55 +66,89 @@ void finish(
   isa().from_f32(p.number, acc, count, at(row.y, n, p.number));
 }
 
-// x @ W.T: weight rows [n0, n1) against some rows of x.
-void rows_task(
+// Rows of x that meet the same matrix in the same way.
+struct Piece {
+  const uint8_t* w;
+  std::vector<Row> rows;
+};
+
+// x @ W.T for weight rows [n0, n1).
+using Task = std::function<void(int64_t n0, int64_t n1)>;
+
+// In f32, for at most m_tile rows.
+Task plain_task(
     const Product& p,
     const TypeKernels& type,
     const Activations& x,
-    const uint8_t* w,
-    const Row* rows,
-    int64_t M,
-    int64_t n0,
-    int64_t n1) {
-  // Rows that are in fixed point, and the others. Which way a row goes depends
-  // on its own values alone.
-  const void* fixed[m_tile];
-  const float* plain[m_tile];
-  int64_t fixed_at[m_tile], plain_at[m_tile];
-  int64_t n_fixed = 0, n_plain = 0;
-  for (int64_t m = 0; m < M; ++m) {
-    if (const void* row = x.fixed(rows[m].x)) {
-      fixed_at[n_fixed] = m;
-      fixed[n_fixed++] = row;
-    } else {
-      plain_at[n_plain] = m;
-      plain[n_plain++] = x.row(rows[m].x);
+    Piece piece) {
+  return [&p, &type, &x, piece = std::move(piece)](int64_t n0, int64_t n1) {
+    int64_t M = static_cast<int64_t>(piece.rows.size());
+    const float* rows[m_tile];
+    for (int64_t m = 0; m < M; ++m) {
+      rows[m] = x.row(piece.rows[m].x);
     }
-  }
-  float y[m_tile][row_group];
-  float out[m_tile][task_rows.back()];
-  int64_t row_bytes = p.format->row_bytes(p.K);
-  float* buffer = n_plain ? scratch(product_scratch(n_plain)) : nullptr;
-  for (int64_t n = n0; n < n1; n += row_group) {
-    int64_t count = std::min(row_group, n1 - n);
-    const uint8_t* weights = w + n * row_bytes;
-    auto keep = [&](const int64_t* places, int64_t rows_done) {
-      for (int64_t m = 0; m < rows_done; ++m) {
-        std::copy(y[m], y[m] + count, out[places[m]] + (n - n0));
+    float y[m_tile][row_group];
+    float out[m_tile][task_rows.back()];
+    int64_t row_bytes = p.format->row_bytes(p.K);
+    float* buffer = scratch(product_scratch(M));
+    for (int64_t n = n0; n < n1; n += row_group) {
+      int64_t count = std::min(row_group, n1 - n);
+      const uint8_t* w = piece.w + n * row_bytes;
+      type.product(w, row_bytes, count, p.K, rows, M, y, buffer);
+      for (int64_t m = 0; m < M; ++m) {
+        std::copy(y[m], y[m] + count, out[m] + (n - n0));
       }
-    };
-    if (n_fixed) {
-      type.gemv(weights, row_bytes, count, p.K, fixed, n_fixed, y);
-      keep(fixed_at, n_fixed);
     }
-    if (n_plain) {
-      type.product(weights, row_bytes, count, p.K, plain, n_plain, y, buffer);
-      keep(plain_at, n_plain);
+    for (int64_t m = 0; m < M; ++m) {
+      finish(p, piece.rows[m], n0, n1 - n0, out[m]);
     }
-  }
-  for (int64_t m = 0; m < M; ++m) {
-    finish(p, rows[m], n0, n1 - n0, out[m]);
-  }
+  };
+}
+
+// In fixed point, for at most max_fixed_rows rows.
+Task gemv_task(
+    const Product& p,
+    const TypeKernels& type,
+    const Activations& x,
+    Piece piece) {
+  return [&p, &type, &x, piece = std::move(piece)](int64_t n0, int64_t n1) {
+    int64_t M = static_cast<int64_t>(piece.rows.size());
+    const void* rows[max_fixed_rows];
+    for (int64_t m = 0; m < M; ++m) {
+      rows[m] = x.fixed(piece.rows[m].x);
+    }
+    float out[max_fixed_rows][task_rows.back()];
+    int64_t row_bytes = p.format->row_bytes(p.K);
+    const uint8_t* w = piece.w + n0 * row_bytes;
+    type.gemv(w, row_bytes, n1 - n0, p.K, rows, M, out[0], task_rows.back());
+    for (int64_t m = 0; m < M; ++m) {
+      finish(p, piece.rows[m], n0, n1 - n0, out[m]);
+    }
+  };
+}
+
+// In fixed point, for at most gemm_m_tile rows, which packs hold in this order.
+Task gemm_task(
+    const Product& p,
+    const TypeKernels& type,
+    std::vector<const void*> packs,
+    Piece piece) {
+  return [&p, &type, packs = std::move(packs), piece = std::move(piece)](
+             int64_t n0, int64_t n1) {
+    int64_t vectors = static_cast<int64_t>(packs.size());
+    int64_t width = vectors * pack_rows;
+    int64_t row_bytes = p.format->row_bytes(p.K);
+    float* y = scratch((n1 - n0 + gemm_unit) * width);
+    const uint8_t* w = piece.w + n0 * row_bytes;
+    type.gemm(w, row_bytes, n1 - n0, p.K, packs.data(), vectors, y);
+    float out[gemm_tile_rows];
+    for (size_t m = 0; m < piece.rows.size(); ++m) {
+      for (int64_t n = 0; n < n1 - n0; ++n) {
+        out[n] = y[n * width + m];
+      }
+      finish(p, piece.rows[m], n0, n1 - n0, out);
+    }
+  };
 }
 
 // x @ W: columns [k0, k1) of W against some rows of x.
@@ -180,11 +156,10 @@ void columns_task(
     const Product& p,
     const TypeKernels& type,
     const Activations& x,
-    const uint8_t* w,
-    const Row* rows,
-    int64_t M,
+    const Piece& piece,
     int64_t k0,
     int64_t k1) {
+  int64_t M = static_cast<int64_t>(piece.rows.size());
   int64_t width = k1 - k0;
   int64_t row_bytes = p.format->row_bytes(p.K);
   float* total = scratch((2 * M + 1) * width);
@@ -195,17 +170,34 @@ void columns_task(
     std::fill(part, weights, 0.0f);
     for (int64_t n = n0; n < std::min(n0 + n_tile, p.N); ++n) {
       type.decode(
-          w + n * row_bytes + p.format->row_bytes(k0),
+          piece.w + n * row_bytes + p.format->row_bytes(k0),
           width / p.format->block_size,
           weights);
       for (int64_t m = 0; m < M; ++m) {
-        isa().axpy(x.row(rows[m].x)[n], weights, width, part + m * width);
+        isa().axpy(x.row(piece.rows[m].x)[n], weights, width, part + m * width);
       }
     }
     isa().axpy(1.0f, part, M * width, total);
   }
   for (int64_t m = 0; m < M; ++m) {
-    finish(p, rows[m], k0, width, total + m * width);
+    finish(p, piece.rows[m], k0, width, total + m * width);
+  }
+}
+
+// Weight rows of a gemm task: whole tiles, but enough tasks for all threads.
+int64_t gemm_rows_per_task(int64_t N) {
+  int64_t share = ceil_div(N, 4 * num_threads());
+  return std::clamp(
+      ceil_div(share, gemm_unit) * gemm_unit, gemm_unit, gemm_tile_rows);
+}
+
+// Pieces of at most `most` rows.
+template <typename F>
+void cut(const Piece& all, int64_t most, F&& use) {
+  int64_t size = static_cast<int64_t>(all.rows.size());
+  for (int64_t m = 0; m < size; m += most) {
+    auto first = all.rows.begin() + m;
+    use(Piece{all.w, {first, first + std::min(most, size - m)}});
   }
 }
 
@@ -213,43 +205,109 @@ void columns_task(
 
 int64_t Product::rows_per_task(const std::vector<Group>& groups) const {
   if (groups.empty()) {
-    return default_task_rows;
+    return task_rows[0];
   }
   int64_t M = static_cast<int64_t>(groups[0].rows.size()); // as good as any
-  return tuned_or(choose(N), Backend::cpu, *format, dtype_of(number), M, N, K)
+  return tuned_or(
+             choose(N, num_threads()),
+             Backend::cpu,
+             *format,
+             dtype_of(number),
+             M,
+             N,
+             K)
       .rows;
+}
+
+void Product::run_rows(
+    const Activations& x,
+    const TypeKernels& type,
+    const std::vector<Group>& groups) const {
+  struct Job {
+    Task task;
+    int64_t step;  // weight rows at a time
+    int64_t first; // of all steps
+  };
+  std::vector<Job> jobs;
+  std::vector<Packs> packs;
+  int64_t steps = 0;
+  auto add = [&](Task task, int64_t step) {
+    jobs.push_back({std::move(task), step, steps});
+    steps += ceil_div(N, step);
+  };
+  int64_t few_step = rows_per_task(groups), many_step = gemm_rows_per_task(N);
+  for (const Group& g : groups) {
+    Piece fixed{g.w, {}}, plain{g.w, {}};
+    for (const Row& row : g.rows) {
+      (x.fixed(row.x) ? fixed : plain).rows.push_back(row);
+    }
+    cut(plain, m_tile, [&](Piece piece) {
+      add(plain_task(*this, type, x, std::move(piece)), few_step);
+    });
+    int64_t count = static_cast<int64_t>(fixed.rows.size());
+    if (count == 0) {
+      continue;
+    }
+    if (count <= max_fixed_rows) {
+      add(gemv_task(*this, type, x, std::move(fixed)), few_step);
+      continue;
+    }
+    std::vector<const void*> rows;
+    for (const Row& row : fixed.rows) {
+      rows.push_back(x.fixed(row.x));
+    }
+    packs.emplace_back(rows, K, type);
+    int64_t first = 0;
+    cut(fixed, gemm_m_tile, [&](Piece piece) {
+      int64_t n = ceil_div(static_cast<int64_t>(piece.rows.size()), pack_rows);
+      auto list = packs.back().list(first, n);
+      add(gemm_task(*this, type, std::move(list), std::move(piece)), many_step);
+      first += n;
+    });
+  }
+  parallel_for(steps, [&](int64_t i) {
+    auto after = std::upper_bound(
+        jobs.begin(), jobs.end(), i, [](int64_t i, const Job& job) {
+          return i < job.first;
+        });
+    const Job& job = *(after - 1);
+    int64_t n0 = (i - job.first) * job.step;
+    job.task(n0, std::min(n0 + job.step, N));
+  });
+}
+
+void Product::run_columns(
+    const Activations& x,
+    const TypeKernels& type,
+    const std::vector<Group>& groups) const {
+  std::vector<Piece> pieces;
+  for (const Group& g : groups) {
+    cut({g.w, g.rows}, m_tile, [&](Piece piece) {
+      pieces.push_back(std::move(piece));
+    });
+  }
+  int64_t tasks = ceil_div(K, columns_per_task);
+  int64_t count = static_cast<int64_t>(pieces.size());
+  // Pieces follow each other within a range of weights, so that the range is
+  // read from memory once.
+  parallel_for(tasks * count, [&](int64_t i) {
+    int64_t k0 = i / count * columns_per_task;
+    int64_t k1 = std::min(k0 + columns_per_task, K);
+    columns_task(*this, type, x, pieces[i % count], k0, k1);
+  });
 }
 
 void Product::run(
     const void* x, int64_t x_rows, const std::vector<Group>& groups) const {
-  struct Piece {
-    const uint8_t* w;
-    const Row* rows;
-    int64_t M;
-  };
   TypeKernels type = isa().type(format->id);
   bool fixed = transpose && type.gemv;
-  int64_t most = fixed ? max_fixed_rows : m_tile;
-  std::vector<Piece> pieces;
-  for (const Group& g : groups) {
-    int64_t size = static_cast<int64_t>(g.rows.size());
-    for (int64_t m = 0; m < size; m += most) {
-      pieces.push_back({g.w, &g.rows[m], std::min(most, size - m)});
-    }
+  Activations rows(
+      x, x_rows, transpose ? K : N, number, fixed ? &type : nullptr);
+  if (transpose) {
+    run_rows(rows, type, groups);
+  } else {
+    run_columns(rows, type, groups);
   }
-  Activations rows(x, x_rows, transpose ? K : N, number, fixed);
-  int64_t outputs = transpose ? N : K;
-  int64_t step = transpose ? rows_per_task(groups) : columns_per_task;
-  int64_t tasks = ceil_div(outputs, step);
-  // Pieces of one group follow each other within a range of weights, so that
-  // the range is read from memory once.
-  parallel_for(tasks * static_cast<int64_t>(pieces.size()), [&](int64_t i) {
-    const Piece& piece = pieces[i % pieces.size()];
-    int64_t begin = i / pieces.size() * step;
-    int64_t end = std::min(begin + step, outputs);
-    auto task = transpose ? rows_task : columns_task;
-    task(*this, type, rows, piece.w, piece.rows, piece.M, begin, end);
-  });
 }
 
 } // namespace mlx_gguf::cpu

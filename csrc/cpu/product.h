@@ -22,6 +22,8 @@ struct Group {
   std::vector<Row> rows;
 };
 
+class Activations;
+
 struct Product {
   const Format* format;
   Number number; // of x, y and c
@@ -37,6 +39,16 @@ struct Product {
       const void* x, int64_t x_rows, const std::vector<Group>& groups) const;
 
  private:
+  // x @ W.T and x @ W.
+  void run_rows(
+      const Activations& x,
+      const TypeKernels& type,
+      const std::vector<Group>& groups) const;
+  void run_columns(
+      const Activations& x,
+      const TypeKernels& type,
+      const std::vector<Group>& groups) const;
+
   // Of w, when transposed: the plan's.
   int64_t rows_per_task(const std::vector<Group>& groups) const;
 };

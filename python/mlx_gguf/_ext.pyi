@@ -236,6 +236,15 @@ def cpu_threads() -> int:
 def read_seconds(a: mlx.core.array) -> float:
     """Seconds in which all threads read the array's bytes once."""
 
+def peak_f32() -> float:
+    """
+    Float32 operations a second of all threads that do nothing but
+    multiply and add, with the instructions of cpu_isa().
+    """
+
+def peak_int8() -> float:
+    """The same of int8 dot products; 0.0 where cpu_isa() is without them."""
+
 class Plan:
     """
     A kernel choice; ``str(plan)`` is its name in files.

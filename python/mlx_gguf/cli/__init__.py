@@ -1,5 +1,5 @@
-"""The command line: ``mlx-gguf inspect | generate | chat | eval | demo | doctor |
-tune``.
+"""The command line: ``mlx-gguf inspect | generate | chat | eval | bench | demo |
+doctor | tune``.
 
 Results go to standard output, all else to standard error. A wrong file or option is one
 line and exit code 2, a failed check is 1, Ctrl-C is 130, and a reader that goes away is no
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..file import MissingKeyError
-from . import chat, demo, doctor, evaluate, generate, inspect, tune
+from . import bench, chat, demo, doctor, evaluate, generate, inspect, tune
 
-_COMMANDS = (inspect, generate, chat, evaluate, demo, doctor, tune)
+_COMMANDS = (inspect, generate, chat, evaluate, bench, demo, doctor, tune)
 
 # Exit codes as shells have them: wrong usage, and 128 + the signal's number.
 _ERROR, _INTERRUPTED, _CLOSED_PIPE = 2, 130, 141

@@ -1,0 +1,56 @@
+// The fixed-point kernels of an instruction set, added to those of every type.
+#pragma once
+
+#include "cpu/fixed_gemm.h"
+#include "cpu/kernels_impl.h"
+
+namespace mlx_gguf::cpu::MLX_GGUF_ISA {
+namespace {
+
+template <typename... Types>
+TypeKernels add_fixed(TypeKernels kernels, uint32_t id) {
+  auto add = [&]<typename Type>() {
+    kernels.gemv = gemv<Type>;
+    kernels.gemm = gemm<Type>;
+    kernels.order = Order<Type>::table.at;
+    kernels.groups_of_32 = Codes<Type>::group == 32;
+  };
+  ((Types::id == id ? add.template operator()<Types>() : void()), ...);
+  return kernels;
+}
+
+TypeKernels fixed_type(uint32_t id) {
+  return add_fixed<
+      Q4_0,
+      Q4_1,
+      Q5_0,
+      Q5_1,
+      Q8_0,
+      Q2_K,
+      Q3_K,
+      Q4_K,
+      Q5_K,
+      Q6_K,
+      IQ4_NL,
+      IQ4_XS,
+      MXFP4>(type(id), id);
+}
+
+} // namespace
+} // namespace mlx_gguf::cpu::MLX_GGUF_ISA
+
+// Defines mlx_gguf::cpu::isa_NAME.
+#define MLX_GGUF_FIXED_ISA(NAME) \
+  namespace mlx_gguf::cpu {      \
+  extern const Isa isa_##NAME;   \
+  const Isa isa_##NAME{          \
+      #NAME,                     \
+      NAME::fixed_type,          \
+      NAME::to_f32,              \
+      NAME::from_f32,            \
+      NAME::fixed_bytes,         \
+      NAME::fix,                 \
+      NAME::packed_bytes,        \
+      NAME::pack,                \
+      NAME::axpy};               \
+  }

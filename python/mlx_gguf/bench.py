@@ -1,0 +1,319 @@
+"""Products on weights from memory, checked, timed, and held against the machine's roofs.
+
+Every measurement alternates with a read of as many other weights, so that both see the same
+moments of the machine; see :func:`run`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from . import _ext
+from .bench_report import Report, Row, Skipped
+from .reference import RandomWeights, activations, judge, same_bits
+from .roofline import Device, find_device
+from .tune import Matrix
+
+__all__ = ["WrongResultError", "run"]
+
+OURS = "mlx-gguf"
+# One evaluation holds products until it takes this long, so that it is their time alone.
+_SAMPLE_SECONDS = 0.02
+# Of copies of a matrix: several times the last-level cache of CPUs and GPUs, or what a guest
+# gets of it where the system reports that of a whole socket.
+_COLD_BYTES = 512 << 20
+# Samples of slow rivals are fewer: no less than three, and no more of them than take this.
+_ROUNDS_SECONDS, _FEWEST_ROUNDS = 2.0, 3
+_READ_BYTES = 64 << 20  # of a floor's sample, at least
+_ROOF_BYTES = 256 << 20
+_CHECKED_ROWS = 8  # of x, where there are more
+
+
+class WrongResultError(RuntimeError):
+    """A product that was timed is wrong, and so its time is of no interest."""
+
+
+class Launch(Protocol):
+    """Products that are ready to run."""
+
+    def run(self) -> None:
+        """Compute all of them; this is what is timed."""
+
+    def results(self) -> list[mx.array]:
+        """What came out, each ``[M, N]``."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A kernel with copies of its weights.
+
+    Attributes
+    ----------
+    kernel, weights, dtype : str
+        As in :class:`Row`.
+    nbytes : int
+        Of one copy.
+    copies : list of sequence of array
+        What a product reads, for the read floor.
+    prepare : callable
+        Gets the numbers of copies and makes a launch of one product with each.
+    error : callable
+        The relative error of a result; raises WrongResultError where it may not be as large.
+    """
+
+    kernel: str
+    weights: str
+    dtype: str
+    nbytes: int
+    copies: Sequence[Sequence[mx.array]]
+    prepare: Callable[[Sequence[int]], Launch]
+    error: Callable[[mx.array], float]
+
+
+class MLXLaunch:
+    """Products that are MLX operations."""
+
+    def __init__(self, outputs: list[mx.array]):
+        self._outputs = outputs
+
+    def run(self) -> None:
+        mx.eval(self._outputs)
+
+    def results(self) -> list[mx.array]:
+        return self._outputs
+
+
+def run(
+    matrices: Sequence[Matrix],
+    *,
+    backend: str = "cpu",
+    rows: Sequence[int] = (1,),
+    dtypes: Sequence[str] = (),
+    compare: bool = False,
+    rounds: int = 7,
+    report: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Measure products with random matrices, and what else can be done with their numbers.
+
+    The copies of a matrix are more than caches hold, and taken in turns. A sample is one
+    evaluation of several products, each with another copy, that takes about 20 ms: what it takes
+    to start one is not measured. Between samples the device reads as many bytes and does nothing
+    else. Every result that was timed is checked: one against gguf-py in float64 (eight rows, if
+    x has more), the others against that one, to the bit.
+
+    Parameters
+    ----------
+    matrices : sequence of Matrix
+    backend : str, optional
+    rows : sequence of int, optional
+        Numbers of rows of x. Default: 1.
+    dtypes : sequence of str, optional
+        Of x. Default: that of a model loaded without naming one.
+    compare : bool, optional
+        Whether to measure rivals that are installed, too. Default: no.
+    rounds : int, optional
+        Samples of each product. Default: 7.
+    report : callable, optional
+        Is told what is being done.
+
+    Raises
+    ------
+    ValueError
+        A backend that is not here, or a type without kernels.
+    WrongResultError
+        A kernel of ours gave a wrong result.
+    """
+    device = find_device(backend)
+    found = Report(backend)
+    for group in _by_shape(matrices):
+        cases = list(itertools.product(dtypes or (device.dtype,), rows))
+        for matrix in group:
+            bench = _Bench(matrix, device, found, rounds, report)
+            for dtype, M in cases:
+                bench.measure_ours(dtype, M)
+            if compare:
+                bench.measure_ggml(rows)
+            weights = bench.weights
+            del bench  # before the rivals' weights are made
+        if compare:
+            _measure_mlx(group[-1], weights, cases, device, found, rounds, report)
+    return found
+
+
+def _by_shape(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
+    groups: dict[tuple[int, int], list[Matrix]] = {}
+    for matrix in matrices:
+        groups.setdefault((matrix.N, matrix.K), []).append(matrix)
+    return list(groups.values())
+
+
+class _Bench:
+    """One matrix in as many copies as no cache holds."""
+
+    def __init__(
+        self,
+        matrix: Matrix,
+        device: Device,
+        found: Report,
+        rounds: int,
+        report: Callable[[str], None],
+    ):
+        self.matrix, self.device, self.found, self.rounds = matrix, device, found, rounds
+        self._name = f"{matrix.qtype} {matrix.N} x {matrix.K}"
+        self._report = report
+        report(f"{self._name}: making weights")
+        self._rng = np.random.default_rng(0)
+        self.weights = RandomWeights(matrix.qtype, (matrix.N, matrix.K), self._rng)
+        self.copies = [mx.array(self.weights.packed) for _ in range(count_copies(matrix.nbytes))]
+        mx.eval(self.copies)
+
+    def measure_ours(self, dtype: str, M: int) -> None:
+        qtype, stream = self.matrix.qtype, self.device.stream
+        x, x64 = activations((M, self.matrix.K), dtype, self._rng)
+        at = checked_rows(M)
+        ref, terms = self.weights.product(x64[at])
+        format = _ext.find_format(qtype)
+        assert format is not None
+
+        def prepare(numbers: Sequence[int]) -> Launch:
+            ws = (self.copies[i] for i in numbers)
+            return MLXLaunch([_ext.quantized_matmul(x, w, qtype, stream=stream) for w in ws])
+
+        def error(y: mx.array) -> float:
+            verdict = judge(y[mx.array(at)], ref, terms, format.tolerance)
+            if verdict.problem:
+                raise WrongResultError(
+                    f"[bench] Expected {self._name} with {M} row{'s' * (M > 1)} of {dtype} as in "
+                    f"float64. Received {verdict.problem}; run: mlx-gguf doctor."
+                )
+            return verdict.error
+
+        copies = [(w,) for w in self.copies]
+        ours = Contender(OURS, qtype, dtype, self.matrix.nbytes, copies, prepare, error)
+        self._measure(ours, M)
+
+    def measure_ggml(self, rows: Sequence[int]) -> None:
+        from . import bench_ggml
+
+        if self.found.backend != "cpu" or not bench_ggml.installed():
+            return
+        self._report(f"{self._name}: weights of ggml")
+        with bench_ggml.Weights(self.matrix, self.weights, self.copies) as rival:
+            for M in rows:
+                self._measure(rival.contender(M, self._rng), M)
+
+    def _measure(self, contender: Contender, M: int) -> None:
+        self._report(
+            f"{self._name}, {M} row{'s' * (M > 1)} of {contender.dtype}: {contender.kernel}"
+        )
+        measure(contender, (self.matrix.N, self.matrix.K, M), self.device, self.found, self.rounds)
+
+
+def _measure_mlx(
+    matrix: Matrix,
+    weights: RandomWeights,
+    cases: Sequence[tuple[str, int]],
+    device: Device,
+    found: Report,
+    rounds: int,
+    report: Callable[[str], None],
+) -> None:
+    from . import bench_rivals
+
+    chosen = [
+        (rival, rival.dtype or dtype, M) for rival in bench_rivals.RIVALS for dtype, M in cases
+    ]
+    for rival, dtype, M in dict.fromkeys(chosen):
+        case = f"{matrix.N} x {matrix.K}, {M} row{'s' * (M > 1)} of {dtype}"
+        report(f"{case}: {rival.kernel}")
+        made = bench_rivals.contender(rival, matrix, weights, dtype, M, device)
+        if isinstance(made, Contender):
+            measure(made, (matrix.N, matrix.K, M), device, found, rounds)
+        else:
+            found.skipped.append(Skipped(f"{rival.kernel} {rival.weights}", case, made))
+
+
+def count_copies(nbytes: int) -> int:
+    """How many arrays of a size no cache holds; two at least, to take turns."""
+    return max(2, math.ceil(_COLD_BYTES / nbytes))
+
+
+def checked_rows(M: int) -> list[int]:
+    """The rows of x whose results are compared with float64: the ends and some between."""
+    return sorted({round(m) for m in np.linspace(0, M - 1, min(M, _CHECKED_ROWS))})
+
+
+def measure(
+    contender: Contender,
+    shape: tuple[int, int, int],
+    device: Device,
+    found: Report,
+    rounds: int,
+) -> None:
+    """Measure one kernel on N, K, M and add a row to what was found."""
+    turns = itertools.cycle(range(len(contender.copies)))
+
+    def take(count: int) -> list[int]:
+        return list(itertools.islice(turns, count))
+
+    def sample(count: int) -> tuple[float, float]:
+        launch = contender.prepare(take(count))
+        start = time.perf_counter()
+        launch.run()
+        taken = (time.perf_counter() - start) / count
+        first, *others = launch.results()
+        error = contender.error(first)
+        if not all(same_bits(first, y) for y in others):
+            raise WrongResultError(
+                f"[bench] Expected the same result of every launch of {contender.kernel}, "
+                f"{contender.weights}. Received different ones."
+            )
+        return taken, error
+
+    def read(count: int) -> float:
+        return device.read_seconds([a for i in take(count) for a in contender.copies[i]]) / count
+
+    sample(1)  # compiles, allocates, wakes threads
+    most = len(contender.copies)
+    once = sample(1)[0]
+    count = min(most, max(1, math.ceil(_SAMPLE_SECONDS / once)))
+    reads = min(most, max(count, math.ceil(_READ_BYTES / contender.nbytes)))
+    samples = []
+    for _ in range(min(rounds, max(_FEWEST_ROUNDS, int(_ROUNDS_SECONDS / once)))):
+        floor = read(reads)
+        samples.append((*sample(count), floor))
+    N, K, M = shape
+    found.rows.append(
+        Row(
+            kernel=contender.kernel,
+            weights=contender.weights,
+            N=N,
+            K=K,
+            M=M,
+            dtype=contender.dtype,
+            nbytes=contender.nbytes,
+            launches=count,
+            seconds=statistics.median(taken for taken, _, _ in samples),
+            floor=statistics.median(floor for _, _, floor in samples),
+            over_floor=statistics.median(taken / floor for taken, _, floor in samples),
+            error=max(error for _, error, _ in samples),
+        )
+    )
+    _measure_roofs(device, found, contender)
+
+
+def _measure_roofs(device: Device, found: Report, contender: Contender) -> None:
+    count = min(len(contender.copies), math.ceil(_ROOF_BYTES / contender.nbytes))
+    arrays = [a for copy in contender.copies[:count] for a in copy]
+    found.reads.append(sum(a.nbytes for a in arrays) / device.read_seconds(arrays) / 1e9)
+    for kind, peak in device.peaks().items():
+        found.peaks[kind] = max(peak, found.peaks.get(kind, 0.0))
