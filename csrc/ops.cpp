@@ -26,6 +26,12 @@ array in_rows(const array& a, mx::StreamOrDevice s) {
   return native_ops() ? a : mx::contiguous(a, false, s);
 }
 
+// An input that may be small: the CPU puts it in row order itself, which costs
+// less than a node.
+array small_in_rows(const array& a, mx::StreamOrDevice s) {
+  return mx::to_stream(s).device == mx::Device::cpu ? a : in_rows(a, s);
+}
+
 // An array that is already evaluated has its final layout, so the graph node
 // that would copy it can be left out: it costs more than a microsecond for
 // every weight and token, and on a device it may copy a tensor out of its
@@ -185,7 +191,7 @@ array product(
         ".");
   }
   mx::Shape shape = matmul_shape(x.shape(), w.shape(), format, transpose);
-  std::vector<array> inputs{in_rows(x, s), w};
+  std::vector<array> inputs{small_in_rows(x, s), w};
   if (c) {
     if (!mx::issubdtype(c->dtype(), mx::floating) ||
         !broadcasts_to(c->shape(), shape)) {
@@ -199,7 +205,7 @@ array product(
           c->shape(),
           ".");
     }
-    inputs.push_back(in_rows(mx::astype(*c, x.dtype(), s), s));
+    inputs.push_back(small_in_rows(mx::astype(*c, x.dtype(), s), s));
   }
   if (native_ops()) {
     return native_matmul(inputs, format, transpose, alpha, beta, s);
@@ -305,7 +311,10 @@ array gather_qmm(
   }
   std::vector<array> both = mx::broadcast_arrays({lhs, rhs}, s);
   std::vector<array> inputs{
-      in_rows(x, s), w, in_rows(both[0], s), in_rows(both[1], s)};
+      small_in_rows(x, s),
+      w,
+      small_in_rows(both[0], s),
+      small_in_rows(both[1], s)};
   if (native_ops()) {
     return native_gather(inputs, format, transpose, s);
   }

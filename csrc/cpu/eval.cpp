@@ -1,6 +1,8 @@
 #include "cpu/eval.h"
 
+#include <algorithm>
 #include <map>
+#include <optional>
 #include <sstream>
 
 #include "cpu/product.h"
@@ -51,6 +53,43 @@ void dispatch(
        work = std::forward<F>(work)]() mutable { work(inputs, out); });
 }
 
+// An input's numbers in row order: its own, or a copy.
+class InRows {
+ public:
+  explicit InRows(const array& a) : data_(a.data<char>()) {
+    if (a.flags().row_contiguous || a.size() == 0) {
+      return;
+    }
+    copy_.resize(a.nbytes());
+    char* to = copy_.data();
+    copy(a, 0, data_, to);
+    data_ = copy_.data();
+  }
+  const char* get() const {
+    return data_;
+  }
+
+ private:
+  static void copy(const array& a, int axis, const char* from, char*& to) {
+    int64_t item = static_cast<int64_t>(a.itemsize());
+    if (axis == static_cast<int>(a.ndim())) {
+      to = std::copy_n(from, item, to);
+      return;
+    }
+    int64_t n = a.shape(axis), step = a.strides(axis) * item;
+    if (axis + 1 == static_cast<int>(a.ndim()) && step == item) {
+      to = std::copy_n(from, n * item, to);
+      return;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      copy(a, axis + 1, from + i * step, to);
+    }
+  }
+
+  const char* data_;
+  std::vector<char> copy_;
+};
+
 // Element offsets of the rows of `shape` (all axes but the last `trailing`) in
 // a row-contiguous array that broadcasts to them.
 std::vector<int64_t> row_offsets(
@@ -99,6 +138,11 @@ void matmul_task(
     c_rows = row_offsets(c, out.shape(), 1);
   }
 
+  InRows x_data(x);
+  std::optional<InRows> c_data;
+  if (inputs.size() == 3) {
+    c_data.emplace(inputs[2]);
+  }
   // Matrices that repeat along broadcast axes become one group.
   std::map<int64_t, Group> groups;
   size_t item = x.itemsize();
@@ -107,7 +151,7 @@ void matmul_task(
     Group& g = groups[offset];
     g.w = w.data<uint8_t>() + offset;
     const void* c =
-        c_rows.empty() ? nullptr : inputs[2].data<char>() + c_rows[r] * item;
+        c_rows.empty() ? nullptr : c_data->get() + c_rows[r] * item;
     g.rows.push_back(
         {width ? x_rows[r] / width : 0,
          out.data<char>() + r * outputs * item,
@@ -117,7 +161,7 @@ void matmul_task(
   for (auto& [_, g] : groups) {
     list.push_back(std::move(g));
   }
-  p.run(x.data<void>(), width ? x.size() / width : 0, list);
+  p.run(x_data.get(), width ? x.size() / width : 0, list);
 }
 
 void check_index(const char* name, uint32_t index, int64_t size) {
@@ -136,8 +180,9 @@ void gather_task(
     bool transpose) {
   const array& x = inputs[0];
   const array& w = inputs[1];
-  const uint32_t* lhs = inputs[2].data<uint32_t>();
-  const uint32_t* rhs = inputs[3].data<uint32_t>();
+  InRows x_data(x), lhs_data(inputs[2]), rhs_data(inputs[3]);
+  auto lhs = reinterpret_cast<const uint32_t*>(lhs_data.get());
+  auto rhs = reinterpret_cast<const uint32_t*>(rhs_data.get());
   Product p = describe(x, w, format, transpose);
   int64_t M = x.shape(-2);
   int64_t x_rows = M; // counted without K, which may be 0
@@ -161,7 +206,7 @@ void gather_task(
     }
   }
   std::erase_if(groups, [](const Group& g) { return g.rows.empty(); });
-  p.run(x.data<void>(), x_rows, groups);
+  p.run(x_data.get(), x_rows, groups);
 }
 
 void dequantize_task(const array& w, array& out, const Format& format) {
