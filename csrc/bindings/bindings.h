@@ -10,5 +10,6 @@ void bind_ops(nanobind::module_& m);
 void bind_gguf(nanobind::module_& m);
 void bind_cpu(nanobind::module_& m);
 void bind_plans(nanobind::module_& m);
+void bind_tokenizer(nanobind::module_& m);
 
 } // namespace mlx_gguf

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -89,6 +91,25 @@ def load_tokenizer(
         raise ValueError(
             f"[load_tokenizer] Expected {KEY}model to be gpt2 or llama. Received {kind!r}."
         )
+    with _no_collections():
+        return _build(kind, metadata, chat_template)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep the garbage collector from looking at a million new strings again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _build(
+    kind: str, metadata: Mapping[str, Any], chat_template: str | None
+) -> TokenizerWrapper:
     vocabulary = Vocabulary.read(metadata)
     # The vocabulary goes in afterwards: given a whole tokenizer, transformers copies it through
     # JSON, which takes longer than all the rest.
@@ -99,7 +120,7 @@ def load_tokenizer(
     )
     if kind == "gpt2":
         byte_level_bpe(hf_tokenizer.backend_tokenizer, metadata, vocabulary)
-        detokenizer: Any = tokenizer_utils.BPEStreamingDetokenizer
+        detokenizer: Any = partial(_BPEDetokenizer, tokens=vocabulary.tokens)
         add_bos = pre_tokenizer(metadata).add_bos
         defaults: dict[str, int] = {}
     else:
@@ -122,7 +143,7 @@ def load_tokenizer(
     attributes["add_eos_token"] = bool(metadata.get(f"{KEY}add_eos_token", False))
     for attribute, value in attributes.items():
         setattr(hf_tokenizer, attribute, value)
-    return _wrap(hf_tokenizer, detokenizer, _stop_ids(vocabulary, ids))
+    return _wrap(hf_tokenizer, detokenizer, _stop_ids(vocabulary, ids), vocabulary)
 
 
 def _token_id(
@@ -161,14 +182,43 @@ def _sentencepiece_detokenizer(metadata: Mapping[str, Any], vocabulary: Vocabula
         for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
     ):
         return tokenizer_utils.NaiveStreamingDetokenizer
-    return partial(tokenizer_utils.SPMStreamingDetokenizer, trim_space=adds_space_prefix(metadata))
+    return partial(
+        _SPMDetokenizer,
+        vocabulary=vocabulary,
+        trim_space=adds_space_prefix(metadata),
+    )
+
+
+class _BPEDetokenizer(tokenizer_utils.BPEStreamingDetokenizer):
+    """mlx_lm's, without asking the tokenizer for every token's text once more."""
+
+    def __init__(self, tokenizer: Any, tokens: list[str]):
+        self.tokenmap = tokens
+        self.reset()
+
+
+class _SPMDetokenizer(tokenizer_utils.SPMStreamingDetokenizer):
+    """The same."""
+
+    def __init__(self, tokenizer: Any, vocabulary: Vocabulary, trim_space: bool):
+        self.trim_space = trim_space
+        self.tokenmap = [token.encode() for token in vocabulary.tokens]
+        for i, kind in enumerate(vocabulary.types):
+            if kind == BYTE:  # its value in hex
+                self.tokenmap[i] = bytes([int(vocabulary.tokens[i][3:5], 16)])
+        self.reset()
 
 
 def _wrap(
-    hf_tokenizer: PreTrainedTokenizerFast, detokenizer: Any, stop_ids: set[int]
+    hf_tokenizer: PreTrainedTokenizerFast,
+    detokenizer: Any,
+    stop_ids: set[int],
+    vocabulary: Vocabulary,
 ) -> TokenizerWrapper:
     """Wrap as mlx_lm.tokenizer_utils.load does for a tokenizer.json."""
     tools = {}
+    # mlx_lm asks for the whole vocabulary to look a few tokens up.
+    hf_tokenizer.get_vocab = lambda: vocabulary.ids  # type: ignore[method-assign]
     if (name := tokenizer_utils._infer_tool_parser(hf_tokenizer)) is not None:
         parser = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
         hf_tokenizer.init_kwargs["tool_parser_type"] = name
@@ -177,4 +227,6 @@ def _wrap(
             "tool_call_start": parser.tool_call_start,
             "tool_call_end": parser.tool_call_end,
         }
-    return TokenizerWrapper(hf_tokenizer, detokenizer, eos_token_ids=stop_ids, **tools)
+    wrapper = TokenizerWrapper(hf_tokenizer, detokenizer, eos_token_ids=stop_ids, **tools)
+    del hf_tokenizer.get_vocab
+    return wrapper

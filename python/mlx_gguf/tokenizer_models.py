@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from . import _ext
 from .tokenizer_pre import PRE_TOKENIZERS, PreTokenizer
 
 # tokenizer.ggml.token_type, numbered as gguf.TokenType.
@@ -111,19 +112,22 @@ def byte_level_bpe(
 ) -> None:
     """Make `tokenizer` what `tokenizer.ggml.model = "gpt2"` describes."""
     rule = pre_tokenizer(metadata)
-    ids = vocabulary.ids
-    merges = []
-    for rank, merge in enumerate(array(metadata, "merges", str)):
-        left, _, right = merge.partition(" ")
-        if left not in ids or right not in ids or left + right not in ids:
-            raise ValueError(
-                f"[load_tokenizer] Expected merge {rank} of {KEY}merges to join two tokens "
-                f"into a third. Received {merge!r}."
-            )
-        merges.append((left, right))
-    if not merges:
+    texts = array(metadata, "merges", str)
+    if not texts:
         raise ValueError(f"[load_tokenizer] Expected merges in {KEY}merges. Received none.")
-    tokenizer.model = models.BPE(vocab=ids, merges=merges, ignore_merges=rule.whole_words)
+    ids = vocabulary.ids
+    merges = [(left, right) for left, _, right in (text.partition(" ") for text in texts)]
+    try:
+        tokenizer.model = models.BPE(vocab=ids, merges=merges, ignore_merges=rule.whole_words)
+    except Exception as error:  # the library's own class, for a token that is not there
+        known = (left in ids and right in ids and left + right in ids for left, right in merges)
+        rank = next((rank for rank, fits in enumerate(known) if not fits), None)
+        if rank is None:
+            raise
+        raise ValueError(
+            f"[load_tokenizer] Expected merge {rank} of {KEY}merges to join two tokens "
+            f"into a third. Received {texts[rank]!r}."
+        ) from error
     splits = [pre_tokenizers.Split(Regex(p), behavior="isolated") for p in rule.patterns]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -164,14 +168,8 @@ def _derive_merges(vocabulary: Vocabulary, scores: list[float]) -> list[tuple[st
 
     SentencePiece joins the neighbours whose union scores best; the pair itself has no rank.
     """
-    tokens, types, ids = vocabulary.tokens, vocabulary.types, vocabulary.ids
+    tokens, types = vocabulary.tokens, vocabulary.types
     order = [i for i, kind in enumerate(types) if kind not in (_UNKNOWN, CONTROL, BYTE)]
     if scores:
         order.sort(key=lambda i: -scores[i])
-    return [
-        (left, right)
-        for i in order
-        for token in (tokens[i],)
-        for cut in range(1, len(token))
-        if (left := token[:cut]) in ids and (right := token[cut:]) in ids
-    ]
+    return _ext.splits(tokens, order)
