@@ -150,8 +150,7 @@ void matmul_task(
     int64_t offset = matrices[r / per_matrix];
     Group& g = groups[offset];
     g.w = w.data<uint8_t>() + offset;
-    const void* c =
-        c_rows.empty() ? nullptr : c_data->get() + c_rows[r] * item;
+    const void* c = c_rows.empty() ? nullptr : c_data->get() + c_rows[r] * item;
     g.rows.push_back(
         {width ? x_rows[r] / width : 0,
          out.data<char>() + r * outputs * item,

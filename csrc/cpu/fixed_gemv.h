@@ -243,8 +243,8 @@ inline __attribute__((always_inline)) void whole_products(
   }
 }
 
-// The same of scales in floats.
-template <typename Type, int C, bool fine>
+// The same of scales in floats, from the `first` 64 weights on.
+template <typename Type, int C, bool fine, int first>
 inline __attribute__((always_inline)) void float_products(
     const uint8_t* b, const FixedRow* x, int64_t at, Floats* out) {
   using T = Codes<Type>;
@@ -254,6 +254,9 @@ inline __attribute__((always_inline)) void float_products(
     out[i] = floats_of(0);
   }
   four_times([&](auto c) {
+    if constexpr (c < first) {
+      return;
+    }
     auto [even, odd] = split<Type>(T::template codes<c>(b));
     Floats scale = pick(scales, ScaleOf<Type, c>::lanes);
     MLX_GGUF_UNROLL
@@ -302,6 +305,9 @@ void gemv_rows(
     new (rows + r) Row<Type>(w + r * stride, K);
   }
   Sums<Type, R, C> sums;
+  // The last 256 weights may have x in their second half alone.
+  int64_t rest = K > 256 ? K % 256 : 0;
+  int64_t half = rest && rest <= 128 ? x[0].n - 1 : -1;
   for (int64_t at = 0; at < x[0].n; ++at) {
     const uint8_t* b[R];
     MLX_GGUF_UNROLL
@@ -316,7 +322,7 @@ void gemv_rows(
       fine |= x[c].fine[at];
     }
     // A row that needs no low words has zeros there: both ways are equal.
-    auto run = [&](auto is_fine) __attribute__((always_inline)) {
+    auto run = [&](auto is_fine, auto first) __attribute__((always_inline)) {
       MLX_GGUF_UNROLL
       for (int r = 0; r < R; ++r) {
         Floats products[C];
@@ -325,7 +331,7 @@ void gemv_rows(
           whole_products<Type, C, is_fine>(b[r], x, at, products);
           d = factors.d(r);
         } else {
-          float_products<Type, C, is_fine>(b[r], x, at, products);
+          float_products<Type, C, is_fine, first>(b[r], x, at, products);
         }
         MLX_GGUF_UNROLL
         for (int c = 0; c < C; ++c) {
@@ -335,7 +341,13 @@ void gemv_rows(
         }
       }
     };
-    fine ? run(std::true_type{}) : run(std::false_type{});
+    using All = std::integral_constant<int, 0>;
+    using Half = std::integral_constant<int, T::whole_scales ? 0 : 2>;
+    if (Half{} && at == half) {
+      fine ? run(std::true_type{}, Half{}) : run(std::false_type{}, Half{});
+    } else {
+      fine ? run(std::true_type{}, All{}) : run(std::false_type{}, All{});
+    }
     if constexpr (has_offsets<Type>) {
       add_offsets<Type, R, C>(b, factors, x, at, sums);
     }

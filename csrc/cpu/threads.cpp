@@ -50,8 +50,23 @@ void pause() {
 #endif
 }
 
-// Before a worker sleeps; some tens of microseconds on common processors.
-constexpr int looks = 1000;
+// Looks for work before a worker sleeps, and for the end of a loop before its
+// caller does. A decoding model starts its next product within microseconds of
+// the last; after the first looks others may have the processor in between.
+constexpr int busy_looks = 200;
+constexpr int looks = 600;
+
+// True if `ready` becomes so within some tens of microseconds.
+template <typename F>
+bool soon(F ready) {
+  for (int look = 0; look < looks; ++look) {
+    if (ready()) {
+      return true;
+    }
+    look < busy_looks ? pause() : std::this_thread::yield();
+  }
+  return false;
+}
 
 // One loop at a time; its indices are handed out one by one.
 class Pool {
@@ -67,20 +82,24 @@ class Pool {
   }
 
   void run(int64_t n, const std::function<void(int64_t)>& body) {
-    {
+    body_ = &body;
+    size_ = n;
+    next_.store(0, std::memory_order_relaxed);
+    running_.store(threads_ - 1, std::memory_order_relaxed);
+    loop_.fetch_add(1); // publishes the above
+    if (sleeping_.load() > 0) {
+      // Whoever counted itself before this lock now waits, and is woken.
       std::lock_guard lock(mutex_);
-      body_ = &body;
-      size_ = n;
-      next_.store(0, std::memory_order_relaxed);
-      error_ = nullptr;
-      running_ = threads_ - 1;
-      loop_.fetch_add(1, std::memory_order_release);
+      wake_.notify_all();
     }
-    wake_.notify_all();
     drain();
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return running_ == 0; });
-    body_ = nullptr;
+    auto done = [this] { return running_.load() == 0; };
+    if (!soon(done)) {
+      std::unique_lock lock(mutex_);
+      caller_sleeps_.store(true);
+      done_.wait(lock, done);
+      caller_sleeps_.store(false);
+    }
     if (error_) {
       std::rethrow_exception(std::exchange(error_, nullptr));
     }
@@ -109,37 +128,34 @@ class Pool {
 
   void work() {
     uint64_t seen = 0;
+    auto started = [&] { return loop_.load() != seen; };
     for (;;) {
-      // A decoding model starts its next product within microseconds: look a
-      // little before sleeping.
-      for (int look = 0; look < looks; ++look) {
-        if (loop_.load(std::memory_order_acquire) != seen) {
-          break;
-        }
-        pause();
-      }
-      {
+      if (!soon(started)) {
         std::unique_lock lock(mutex_);
-        wake_.wait(lock, [&] { return loop_.load() != seen; });
-        seen = loop_.load();
+        sleeping_.fetch_add(1);
+        wake_.wait(lock, started);
+        sleeping_.fetch_sub(1);
       }
+      ++seen; // a loop ends only when every worker has seen it
       drain();
-      std::lock_guard lock(mutex_);
-      if (--running_ == 0) {
+      if (running_.fetch_sub(1) == 1 && caller_sleeps_.load()) {
+        std::lock_guard lock(mutex_);
         done_.notify_one();
       }
     }
   }
 
   const int threads_;
-  std::mutex mutex_;
+  std::mutex mutex_; // of what sleeps, and of error_
   std::condition_variable wake_;
   std::condition_variable done_;
   std::atomic<uint64_t> loop_{0};
+  std::atomic<int> sleeping_{0};
+  std::atomic<bool> caller_sleeps_{false};
   std::atomic<int64_t> next_{0};
+  std::atomic<int> running_{0};
   const std::function<void(int64_t)>* body_ = nullptr;
   int64_t size_ = 0;
-  int running_ = 0;
   std::exception_ptr error_;
 };
 
