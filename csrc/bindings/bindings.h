@@ -9,6 +9,7 @@ void bind_formats(nanobind::module_& m);
 void bind_ops(nanobind::module_& m);
 void bind_gguf(nanobind::module_& m);
 void bind_cpu(nanobind::module_& m);
+void bind_fast(nanobind::module_& m);
 void bind_plans(nanobind::module_& m);
 void bind_tokenizer(nanobind::module_& m);
 

@@ -1,8 +1,8 @@
 // The fixed-point kernels of an instruction set, added to those of every type.
 #pragma once
 
+#include "cpu/fast_kernels.h"
 #include "cpu/fixed_gemm.h"
-#include "cpu/kernels_impl.h"
 
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
@@ -52,5 +52,6 @@ TypeKernels fixed_type(uint32_t id) {
       NAME::fix,                 \
       NAME::packed_bytes,        \
       NAME::pack,                \
-      NAME::axpy};               \
+      NAME::axpy,                \
+      NAME::fast};               \
   }

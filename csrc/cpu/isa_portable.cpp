@@ -1,6 +1,6 @@
 // The kernels for the architecture's baseline.
 #define MLX_GGUF_ISA portable
-#include "cpu/kernels_impl.h"
+#include "cpu/fast_kernels.h"
 
 namespace mlx_gguf::cpu {
 
@@ -10,6 +10,7 @@ const Isa isa_portable{
     .type = portable::type,
     .to_f32 = portable::to_f32,
     .from_f32 = portable::from_f32,
-    .axpy = portable::axpy};
+    .axpy = portable::axpy,
+    .fast = portable::fast};
 
 } // namespace mlx_gguf::cpu

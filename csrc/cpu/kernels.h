@@ -84,6 +84,52 @@ inline constexpr int64_t pack_rows = 16;
 inline constexpr int64_t gemm_tile_rows = 48;
 inline constexpr int64_t gemm_unit = 6;
 
+// Keys that attention takes at a time, and the rows of queries that share them.
+inline constexpr int64_t attention_keys = 64;
+inline constexpr int64_t attention_rows = 64;
+
+// A block of keys and values against rows of queries. Widths are multiples of
+// x_padding; q, scores and out are without gaps between rows.
+struct AttentionBlock {
+  int64_t rows;
+  int64_t keys; // 1 to attention_keys
+  int64_t k_width;
+  int64_t v_width;
+  const float* q; // times the scale
+  const float* k;
+  const float* v;
+  int64_t k_stride;
+  int64_t v_stride;
+  float* scores; // [rows][attention_keys]
+  // Over all blocks so far, of every row: its largest score, the sum of
+  // e^(score
+  // - largest), and that of the values so weighted.
+  float* largest;
+  float* sums;
+  float* out;
+};
+
+// Kernels of the operations in cpu/fast.h.
+struct FastKernels {
+  // y = x / sqrt(mean(x^2) + eps) * w; w may be nullptr.
+  void (*rms_norm)(
+      const float* x, const float* w, float eps, int64_t n, float* y);
+  // cos and sin of position * speeds[i], all padded to a multiple of x_padding.
+  void (*rotations)(
+      double position, const double* speeds, int64_t n, float* cos, float* sin);
+  // Rotates `half` pairs: neighbours if traditional, else `half` apart.
+  void (*rotate)(
+      const float* x,
+      const float* cos,
+      const float* sin,
+      int64_t half,
+      bool traditional,
+      float* y);
+  // Fills in the scores; then, once masked, adds them up.
+  void (*attention_scores)(const AttentionBlock& block);
+  void (*attention_values)(const AttentionBlock& block);
+};
+
 struct Isa {
   const char* name;
   TypeKernels (*type)(uint32_t format_id);
@@ -106,6 +152,7 @@ struct Isa {
       const void* const* rows, int64_t K, bool groups_of_32, void* out);
   // y += a * x
   void (*axpy)(float a, const float* x, int64_t n, float* y);
+  FastKernels fast;
 };
 
 // The instruction sets of this machine, the best first.

@@ -245,6 +245,18 @@ def peak_f32() -> float:
 def peak_int8() -> float:
     """The same of int8 dot products; 0.0 where cpu_isa() is without them."""
 
+def cpu_rms_norm(x: mlx.core.array, weight: mlx.core.array | None, eps: float, stream: mlx.core.Stream | mlx.core.DeviceType | mlx.core.Device | None = None) -> mlx.core.array | None:
+    """mx.fast.rms_norm as one node; None where MLX's is to be called."""
+
+def cpu_rope(x: mlx.core.array, dims: int, traditional: bool, base: float | None, scale: float, offset: int | mlx.core.array, freqs: mlx.core.array | None = None, stream: mlx.core.Stream | mlx.core.DeviceType | mlx.core.Device | None = None) -> mlx.core.array | None:
+    """mx.fast.rope as one node; None where MLX's is to be called."""
+
+def cpu_attention(q: mlx.core.array, k: mlx.core.array, v: mlx.core.array, scale: float, causal: bool = False, mask: mlx.core.array | None = None, stream: mlx.core.Stream | mlx.core.DeviceType | mlx.core.Device | None = None) -> mlx.core.array | None:
+    """
+    mx.fast.scaled_dot_product_attention as one node, without sinks; None
+    where MLX's is to be called.
+    """
+
 class Plan:
     """
     A kernel choice; ``str(plan)`` is its name in files.
