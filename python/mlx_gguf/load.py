@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn
 from mlx.utils import tree_flatten, tree_unflatten
 
+from . import cpu_fast
 from .file import GGUFFile, TensorInfo
 from .file import open as open_gguf
 from .models import find_architecture
@@ -80,6 +81,8 @@ def load_model(file: GGUFFile, *, dtype: mx.Dtype | None = None) -> Any:
     _fill(model, file, arch, dtype)
     model.eval()
     mx.eval(model.parameters())
+    if mx.default_device().type == mx.cpu:
+        cpu_fast.install()
     return model
 
 

@@ -1,0 +1,116 @@
+"""Normalisation, rotary positions and attention on the CPU, each as one operation.
+
+MLX has no CPU kernels for ``mx.fast.rms_norm``, ``mx.fast.rope`` and
+``mx.fast.scaled_dot_product_attention``. There it spells them in about 8, 15 and 12 small
+operations, each a graph node of several microseconds and on one thread; for a small model that
+is most of the time of a token. :func:`install` puts the functions of this module in their place.
+
+Each is ours on a CPU stream and with arguments that our kernels take: float16, bfloat16 or
+float32, attention without sinks. Everything else, and every wrong argument, goes to MLX's own
+function, as do derivatives and ``vmap``. Ours compute in float32 and round once, where MLX
+rounds in between, so results differ by that rounding. They do not depend on the number of
+threads.
+
+:func:`mlx_gguf.load` installs them if the default device is the CPU; ``MLX_GGUF_CPU_FAST=0`` in
+the environment keeps MLX's.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import mlx.core as mx
+
+from . import _ext
+
+__all__ = ["install", "rms_norm", "rope", "scaled_dot_product_attention"]
+
+_mlx_rms_norm = mx.fast.rms_norm
+_mlx_rope = mx.fast.rope
+_mlx_attention = mx.fast.scaled_dot_product_attention
+_rms_norm = _ext.cpu_rms_norm
+_rope = _ext.cpu_rope
+_attention = _ext.cpu_attention
+
+
+def rms_norm(x: mx.array, weight: mx.array | None, eps: float, *, stream: Any = None) -> mx.array:
+    """As ``mx.fast.rms_norm``."""
+    y = _rms_norm(x, weight, eps, stream)
+    return _mlx_rms_norm(x, weight, eps, stream=stream) if y is None else y
+
+
+def rope(
+    a: mx.array,
+    dims: int,
+    *,
+    traditional: bool,
+    base: float | None,
+    scale: float,
+    offset: int | mx.array,
+    freqs: mx.array | None = None,
+    stream: Any = None,
+) -> mx.array:
+    """As ``mx.fast.rope``."""
+    y = _rope(a, dims, traditional, base, scale, offset, freqs, stream)
+    if y is not None:
+        return y
+    return _mlx_rope(
+        a,
+        dims,
+        traditional=traditional,
+        base=base,
+        scale=scale,
+        offset=offset,
+        freqs=freqs,
+        stream=stream,
+    )
+
+
+def scaled_dot_product_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float,
+    mask: str | mx.array | None = None,
+    sinks: mx.array | None = None,
+    force_fused: bool = False,
+    stream: Any = None,
+) -> mx.array:
+    """As ``mx.fast.scaled_dot_product_attention``."""
+    if sinks is None and not force_fused:
+        y = None
+        if not isinstance(mask, str):
+            y = _attention(q, k, v, scale, False, mask, stream)
+        elif mask == "causal":
+            y = _attention(q, k, v, scale, True, None, stream)
+        if y is not None:
+            return y
+    return _mlx_attention(
+        q,
+        k,
+        v,
+        scale=scale,
+        mask=mask,
+        sinks=sinks,
+        force_fused=force_fused,
+        stream=stream,
+    )
+
+
+def install() -> bool:
+    """Replace MLX's functions in ``mx.fast`` by those of this module.
+
+    Calling it again changes nothing.
+
+    Returns
+    -------
+    bool
+        Whether they are in place: not with ``MLX_GGUF_CPU_FAST=0`` in the environment.
+    """
+    if os.environ.get("MLX_GGUF_CPU_FAST") == "0":
+        return False
+    for function in (rms_norm, rope, scaled_dot_product_attention):
+        setattr(mx.fast, function.__name__, function)
+    return True
