@@ -559,3 +559,45 @@ def test_an_exported_function_needs_nothing_of_ours(tmp_path, rng, monkeypatch):
     mx.save(str(tmp_path / "x.npy"), x)
     run(code, path, str(tmp_path / "x.npy"), str(tmp_path / "y.npy"))
     assert mx.allclose(mx.load(str(tmp_path / "y.npy")), fun(x), atol=1e-6)
+
+
+# logsumexp
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=DTYPES)
+def test_logsumexp_equals_float64(dtype, rng):
+    for shape in ((1,), (1, 15), (3, 16), (2, 3, 17), (1, 20_001), (2, 8192)):
+        x = mx.array(8 * rng.standard_normal(shape).astype(np.float32)).astype(dtype)
+        X = float64(x)
+        most = X.max(-1, keepdims=True)
+        ref = most + np.log(np.exp(X - most).sum(-1, keepdims=True))
+        y = cpu_fast.logsumexp(x, -1, True)
+        check(y, ref, np.abs(ref) + 1, dtype, f"{shape}")
+        assert mx.array_equal(cpu_fast.logsumexp(x, axis=x.ndim - 1), mx.squeeze(y, -1))
+        strided = mx.broadcast_to(x[..., None], (*shape, 2))[..., 1]
+        assert mx.array_equal(cpu_fast.logsumexp(strided, -1, True), y)
+    logits = mx.array(rng.standard_normal((1, 300)).astype(np.float32))
+    assert cpu_fast.logsumexp(logits, keepdims=True).shape == (1, 1)
+    assert cpu_fast.logsumexp(logits).shape == ()
+
+
+def test_logsumexp_of_numbers_that_are_not_finite_equals_mlx(rng):
+    base = rng.standard_normal((6, 40)).astype(np.float32)
+    base[0, 3] = np.inf
+    base[1, 5] = -np.inf
+    base[2] = -np.inf
+    base[3, 7] = np.nan
+    base[4, 1], base[4, 2] = np.inf, -np.inf
+    x = mx.array(base)
+    ours, theirs = cpu_fast.logsumexp(x, -1), cpu_fast._mlx_logsumexp(x, -1)
+    assert np.allclose(np.array(ours), np.array(theirs), rtol=1e-6, equal_nan=True)
+
+
+def test_logsumexp_over_other_axes_and_under_transformations_is_mlx(rng):
+    x, _ = activations((3, 5), mx.float32, rng)
+    assert mx.array_equal(cpu_fast.logsumexp(x, 0), cpu_fast._mlx_logsumexp(x, 0))
+    assert mx.array_equal(cpu_fast.logsumexp(x), cpu_fast._mlx_logsumexp(x))
+    grad = mx.grad(lambda x: cpu_fast.logsumexp(x, -1).sum())(x)
+    assert mx.allclose(grad, mx.softmax(x, -1), rtol=1e-5, atol=1e-6)
+    mapped = mx.vmap(lambda row: cpu_fast.logsumexp(row, -1))(x)
+    assert mx.allclose(mapped, cpu_fast._mlx_logsumexp(x, -1), rtol=1e-6)

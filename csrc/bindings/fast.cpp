@@ -43,6 +43,18 @@ void bind_fast(nb::module_& m) {
           "mlx.core.array | None"),
       "mx.fast.rope as one node; None where MLX's is to be called.");
   m.def(
+      "cpu_logsumexp",
+      &cpu::logsumexp,
+      "x"_a,
+      "stream"_a = nb::none(),
+      nb::sig(
+          "def cpu_logsumexp(x: mlx.core.array, stream: mlx.core.Stream | "
+          "mlx.core.DeviceType | mlx.core.Device | None = None) -> "
+          "mlx.core.array | None"),
+      "mx.logsumexp over the last axis, which is kept, as one node; None "
+      "where\n"
+      "MLX's is to be called.");
+  m.def(
       "cpu_attention",
       &cpu::attention,
       "q"_a,

@@ -1,6 +1,7 @@
-// RMS normalisation, rotary positions and attention on the CPU, each as one
-// graph node. MLX has no kernels of its own for them there and builds a dozen
-// small operations instead. Derivatives and vmap go through those.
+// RMS normalisation, rotary positions, attention and the log of a sum of
+// exponentials on the CPU, each as one graph node. MLX has no kernels of its
+// own for them there and builds a dozen small operations instead, or goes
+// number by number on one thread. Derivatives and vmap go through those.
 #pragma once
 
 #include <functional>
@@ -39,6 +40,8 @@ std::optional<array> rope(
     const std::variant<int, array>& offset,
     const std::optional<array>& freqs,
     mx::StreamOrDevice s);
+// Over the last axis, which stays with size 1.
+std::optional<array> logsumexp(const array& x, mx::StreamOrDevice s);
 std::optional<array> attention(
     const array& q,
     const array& k,
@@ -80,6 +83,23 @@ class RmsNorm : public Fast {
 
  private:
   float eps_;
+};
+
+// input: x [..., N]; output [..., 1].
+class LogSumExp : public Fast {
+ public:
+  using Fast::Fast;
+
+  void eval_cpu(const std::vector<array>& inputs, array& out) override;
+  DEFINE_NAME(GGUFLogSumExp)
+  bool is_equivalent(const mx::Primitive&) const override {
+    return true;
+  }
+  std::vector<mx::Shape> output_shapes(
+      const std::vector<array>& inputs) override;
+
+ protected:
+  array spelled_out(const std::vector<array>& inputs) override;
 };
 
 struct RopeState {

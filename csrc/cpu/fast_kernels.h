@@ -137,6 +137,37 @@ Vec exponential(Vec x) {
   return x < least ? splat(0.0f) : y;
 }
 
+void exponentials(const float* x, int64_t n, float* largest, float* sum_out) {
+  Vec most = splat(x[0]), bad = {};
+  float tail[lanes];
+  auto each = [&](auto&& use) {
+    int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+      use(load(x + i));
+    }
+    if (i < n) { // repeats a value, whose share is taken off below
+      for (int j = 0; j < lanes; ++j) {
+        tail[j] = x[i + j < n ? i + j : n - 1];
+      }
+      use(load(tail));
+    }
+  };
+  each([&](Vec v) {
+    most = v > most ? v : most;
+    bad += v * splat(0.0f); // 0 but for infinities and NaN
+  });
+  float top = x[0];
+  for (int j = 0; j < lanes; ++j) {
+    top = most[j] > top ? most[j] : top;
+  }
+  Vec total = {}, last = {};
+  each([&](Vec v) { total += last = exponential(v - splat(top)); });
+  int64_t repeated = (lanes - n % lanes) % lanes;
+  *largest = top;
+  *sum_out =
+      sum(total) - static_cast<float>(repeated) * last[lanes - 1] + sum(bad);
+}
+
 // Lanes of a folded onto themselves beside those of b: of each group of `width`
 // lanes the lower half plus the upper one.
 Vec fold_eights(Vec a, Vec b) {
@@ -361,7 +392,12 @@ void attention_values(const AttentionBlock& b) {
 }
 
 constexpr FastKernels fast{
-    rms_norm, rotations, rotate, attention_scores, attention_values};
+    rms_norm,
+    rotations,
+    rotate,
+    exponentials,
+    attention_scores,
+    attention_values};
 
 } // namespace
 } // namespace mlx_gguf::cpu::MLX_GGUF_ISA

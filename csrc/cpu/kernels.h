@@ -125,6 +125,9 @@ struct FastKernels {
       int64_t half,
       bool traditional,
       float* y);
+  // The largest of x, and the sum of e^(x - largest); NaN in `sum` if a value
+  // is not finite.
+  void (*exponentials)(const float* x, int64_t n, float* largest, float* sum);
   // Fills in the scores; then, once masked, adds them up.
   void (*attention_scores)(const AttentionBlock& block);
   void (*attention_values)(const AttentionBlock& block);

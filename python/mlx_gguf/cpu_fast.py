@@ -1,9 +1,10 @@
-"""Normalisation, rotary positions and attention on the CPU, each as one operation.
+"""Normalisation, rotary positions, attention and logsumexp on the CPU, each as one operation.
 
 MLX has no CPU kernels for ``mx.fast.rms_norm``, ``mx.fast.rope`` and
 ``mx.fast.scaled_dot_product_attention``. There it spells them in about 8, 15 and 12 small
 operations, each a graph node of several microseconds and on one thread; for a small model that
-is most of the time of a token. :func:`install` puts the functions of this module in their place.
+is most of the time of a token. ``mx.logsumexp``, which mlx-lm takes of every token's logits, goes
+number by number there. :func:`install` puts the functions of this module in their place.
 
 Each is ours on a CPU stream and with arguments that our kernels take: float16, bfloat16 or
 float32, attention without sinks. Everything else, and every wrong argument, goes to MLX's own
@@ -18,17 +19,20 @@ the environment keeps MLX's.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from . import _ext
 
-__all__ = ["install", "rms_norm", "rope", "scaled_dot_product_attention"]
+__all__ = ["install", "logsumexp", "rms_norm", "rope", "scaled_dot_product_attention"]
 
 _mlx_rms_norm = mx.fast.rms_norm
 _mlx_rope = mx.fast.rope
 _mlx_attention = mx.fast.scaled_dot_product_attention
+_mlx_logsumexp = mx.logsumexp
+_logsumexp = _ext.cpu_logsumexp
 _rms_norm = _ext.cpu_rms_norm
 _rope = _ext.cpu_rope
 _attention = _ext.cpu_attention
@@ -99,8 +103,25 @@ def scaled_dot_product_attention(
     )
 
 
+def logsumexp(
+    a: mx.array,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    *,
+    stream: Any = None,
+) -> mx.array:
+    """As ``mx.logsumexp``; ours is over the last axis, or over all if the others are 1 long."""
+    if isinstance(a, mx.array) and a.ndim > 0:
+        whole = axis is None and a.size == a.shape[-1]
+        if whole or axis == -1 or axis == a.ndim - 1:
+            y = _logsumexp(a, stream)
+            if y is not None:
+                return y if keepdims else mx.squeeze(y, None if whole else -1, stream=stream)
+    return _mlx_logsumexp(a, axis, keepdims, stream=stream)
+
+
 def install() -> bool:
-    """Replace MLX's functions in ``mx.fast`` by those of this module.
+    """Replace MLX's functions in ``mx.fast``, and ``mx.logsumexp``, by those of this module.
 
     Calling it again changes nothing.
 
@@ -113,4 +134,5 @@ def install() -> bool:
         return False
     for function in (rms_norm, rope, scaled_dot_product_attention):
         setattr(mx.fast, function.__name__, function)
+    mx.logsumexp = logsumexp  # type: ignore[assignment]
     return True
