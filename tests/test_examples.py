@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 import mlx_gguf as gg
 from cli_support import GEMMA_IDS, PROMPT, text_of
+from ring import free_ports
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -51,6 +53,23 @@ def test_quant_linear_trains_around_a_packed_layer_and_loads_it_again(gemma):
     assert "QuantLinear(input_dims=640, output_dims=2048, bias=False, qtype=q5_0)" in out
     assert "trainable parameters: 21504" in out
     assert "loaded again, equal: True" in out
+
+
+def test_sharded_decode_prints_what_one_rank_prints(smollm2):
+    """By the command of its docstring; three ranks, as the model has three key heads."""
+    launch = ["-c", "from mlx._distributed_utils.launch import main; main()", "-n", "3"]
+    launch += ["--backend", "ring", "--starting-port", str(free_ports(1)[0]), "--"]
+    example = [sys.executable, str(EXAMPLES / "sharded_decode.py"), smollm2, "--max-tokens", "12"]
+    done = subprocess.run(
+        [sys.executable, *launch, *example],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"MLX_GGUF_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == run("sharded_decode.py", smollm2, "--max-tokens", "12")
+    assert done.stdout.startswith(f"{PROMPT} Paris.")
 
 
 def test_the_default_file_is_the_demo_model(gemma):

@@ -212,6 +212,7 @@ void bind_gguf(nb::module_& m) {
           },
           nb::arg("index"),
           nb::call_guard<nb::gil_scoped_release>());
+  m.def("release_pages", release_pages, nb::arg("array"));
   m.def(
       "open_file",
       [](nb::bytes path, bool copy) {

@@ -132,4 +132,10 @@ mx::array tensor_array(
   return out;
 }
 
+void release_pages(const mx::array& a) {
+  if (a.is_available() && a.flags().contiguous && a.nbytes() > 0) {
+    Mapping::forget(a.data<std::byte>(), a.data_size() * a.itemsize());
+  }
+}
+
 } // namespace mlx_gguf::gguf

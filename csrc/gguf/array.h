@@ -17,4 +17,8 @@ namespace mlx_gguf::gguf {
 mlx::core::array tensor_array(
     const std::shared_ptr<const File>& file, const TensorInfo& tensor);
 
+// Gives the resident pages of an evaluated array on a mapped file back to the
+// system; they are read again when they are used. Does nothing to other arrays.
+void release_pages(const mlx::core::array& a);
+
 } // namespace mlx_gguf::gguf

@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <limits>
+#include <map>
+#include <mutex>
 
 #include "gguf/error.h"
 
@@ -70,6 +73,18 @@ void read_all(int fd, std::byte* to, size_t size, const std::string& path) {
   }
 }
 
+// The files that are mapped now, by the address of their first byte: what
+// forget may touch. Never destroyed, as arrays may outlive statics.
+struct Mapped {
+  std::mutex mutex;
+  std::map<const std::byte*, size_t> sizes;
+};
+
+Mapped& mapped() {
+  static auto* files = new Mapped;
+  return *files;
+}
+
 } // namespace
 
 Mapping::Mapping(void* base, size_t guard, size_t size)
@@ -79,7 +94,33 @@ Mapping::Mapping(void* base, size_t guard, size_t size)
       size_(size) {}
 
 Mapping::~Mapping() {
+  {
+    Mapped& files = mapped();
+    std::lock_guard lock(files.mutex);
+    files.sizes.erase(data_);
+  }
   ::munmap(base_, guard_ + size_);
+}
+
+void Mapping::forget(const std::byte* begin, size_t size) {
+  Mapped& files = mapped();
+  std::lock_guard lock(files.mutex); // held, so that the file stays mapped
+  auto after = files.sizes.upper_bound(begin);
+  if (after == files.sizes.begin()) {
+    return;
+  }
+  auto [data, length] = *std::prev(after);
+  auto offset = static_cast<size_t>(begin - data);
+  if (offset > length || size > length - offset) {
+    return;
+  }
+  auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  size_t first = (offset + page - 1) / page * page;
+  size_t last = (offset + size) / page * page;
+  if (first < last) { // a hint: that it fails changes no result
+    ::madvise(
+        const_cast<std::byte*>(data) + first, last - first, MADV_DONTNEED);
+  }
 }
 
 std::shared_ptr<const Mapping> Mapping::open(
@@ -139,6 +180,11 @@ std::shared_ptr<const Mapping> Mapping::open(
           fd.get(),
           0) == MAP_FAILED) {
     os_failure(path, errno);
+  }
+  if (!copy) {
+    Mapped& files = mapped();
+    std::lock_guard lock(files.mutex);
+    files.sizes.emplace(mapping->data_, mapping->size_);
   }
   return mapping;
 }

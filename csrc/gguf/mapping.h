@@ -26,6 +26,11 @@ class Mapping {
     return {data_, size_};
   }
 
+  // Gives the resident pages that lie wholly in the range back to the system,
+  // which reads them from the file again when they are used. Does nothing to
+  // memory that is not on a mapped file.
+  static void forget(const std::byte* begin, size_t size);
+
   // Readable zero bytes directly before bytes(): a reader of MLX's buffer
   // header (see array.cpp) finds them instead of the file's contents.
   size_t guard() const {

@@ -8,7 +8,7 @@
 
 from . import _abi  # isort: skip  # checks MLX before anything of it is used
 
-from . import nn, plans
+from . import distributed, nn, plans
 from ._ext import (
     Format,
     dequantize,
@@ -47,6 +47,7 @@ __all__ = [
     "UnsupportedTypeError",
     "VersionError",
     "dequantize",
+    "distributed",
     "export_function",
     "exporter",
     "find_format",

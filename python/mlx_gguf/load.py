@@ -15,6 +15,7 @@ from .file import GGUFFile, TensorInfo
 from .file import open as open_gguf
 from .models import find_architecture
 from .models.base import Architecture, Keys
+from .models.sharding import shard_own_modules
 from .nn import QuantEmbedding, QuantLinear, QuantSwitchLinear
 
 _DTYPES = (mx.float16, mx.bfloat16, mx.float32)
@@ -78,6 +79,7 @@ def load_model(file: GGUFFile, *, dtype: mx.Dtype | None = None) -> Any:
     model = classes.Model(args)
     if arch.finish:
         arch.finish(model, keys, file)
+    shard_own_modules(model)
     _fill(model, file, arch, dtype)
     model.eval()
     mx.eval(model.parameters())

@@ -129,6 +129,7 @@ class TilingConv1d(nn.Conv1d):
 
     def __init__(self, channels: int, kernel: int, key_heads: int, repeats: int, head_dim: int):
         super().__init__(channels, channels, kernel, groups=channels, bias=False)
+        self.key_heads, self.repeats = key_heads, repeats
         self._head_dim = head_dim
         heads = list(range(channels // head_dim))
         q, k, v = heads[:key_heads], heads[key_heads : 2 * key_heads], heads[2 * key_heads :]
