@@ -14,6 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from .chat_template import bounded
 from .tokenizer_models import (
     BYTE,
     CONTROL,
@@ -227,6 +228,8 @@ def _wrap(
             "tool_call_start": parser.tool_call_start,
             "tool_call_end": parser.tool_call_end,
         }
+    if hf_tokenizer.chat_template is not None:
+        tools["chat_template"] = bounded(hf_tokenizer.apply_chat_template)
     wrapper = TokenizerWrapper(hf_tokenizer, detokenizer, eos_token_ids=stop_ids, **tools)
     del hf_tokenizer.get_vocab
     return wrapper
