@@ -75,8 +75,13 @@ def load_model(file: GGUFFile, *, dtype: mx.Dtype | None = None) -> Any:
         raise ValueError(f"[load] Expected dtype float16, bfloat16 or float32. Received {dtype}.")
     keys = Keys(file)
     classes = importlib.import_module(f"mlx_lm.models.{arch.module}")
-    args = classes.ModelArgs.from_dict({"model_type": arch.module, **arch.config(keys, file)})
-    model = classes.Model(args)
+    config = {"model_type": arch.module, **arch.config(keys, file)}
+    try:
+        model = classes.Model(classes.ModelArgs.from_dict(config))
+    except (ArithmeticError, MemoryError) as error:
+        raise ValueError(
+            f"[load] Expected sizes of a model in the metadata of {file.path!r}. Received {config}."
+        ) from error
     if arch.finish:
         arch.finish(model, keys, file)
     shard_own_modules(model)

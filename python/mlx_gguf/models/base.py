@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
+from textwrap import shorten
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +14,9 @@ import mlx.core as mx
 from ..file import GGUFFile
 
 Names = Mapping[str, str | tuple[str, ...]]
+
+# More layers than any model has.
+MOST_LAYERS = 10_000
 
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
@@ -61,27 +66,41 @@ class Keys:
         return self._file.metadata.get(self._prefix + key, default)
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """The number at ``{arch}.{key}``; a missing or other value is an error."""
+        """The finite number at ``{arch}.{key}``; a missing or other value is an error."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(
-                f"[load] Expected one number as metadata {self._prefix}{key} of "
-                f"{self._file.path!r}. Received {value!r}."
-            )
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+            raise self._unexpected("one number", key, value)
         return value
 
-    def per_layer(self, key: str, default: float | None = None) -> Any:
-        """The number at ``{arch}.{key}``, which may be an array with 0 where it has no meaning."""
+    def count(self, key: str, default: int | None = None) -> int:
+        """The number of things at ``{arch}.{key}``, from 1 to 2^31 - 1."""
+        value = self.number(key, default)
+        if not isinstance(value, int) or not 0 < value < 2**31:
+            raise self._unexpected("a number of things from 1 to 2^31 - 1", key, value)
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """The number above 0 at ``{arch}.{key}``."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise self._unexpected("a number above 0", key, value)
+        return value
+
+    def per_layer(self, key: str, default: int | None = None) -> int:
+        """The count at ``{arch}.{key}``, which may be an array with 0 where it has no meaning."""
         value = self.get(key, default)
         if not isinstance(value, list):
-            return self.number(key, default)
-        distinct = set(value) - {0}
-        if len(distinct) != 1:
-            raise ValueError(
-                f"[load] Expected one number for all layers as metadata {self._prefix}{key} of "
-                f"{self._file.path!r}. Received {value!r}."
-            )
-        return distinct.pop()
+            return self.count(key, default)
+        distinct = {n for n in value if n != 0} if len(value) <= MOST_LAYERS else set()
+        if len(distinct) != 1 or not isinstance(n := distinct.pop(), int) or not 0 < n < 2**31:
+            raise self._unexpected("one number for all layers", key, value)
+        return n
+
+    def _unexpected(self, expected: str, key: str, value: Any) -> ValueError:
+        return ValueError(
+            f"[load] Expected {expected} as metadata {self._prefix}{key} of {self._file.path!r}. "
+            f"Received {shorten(repr(value), 100)}."
+        )
 
 
 @dataclass(frozen=True)
@@ -181,23 +200,37 @@ def common_config(keys: Keys, file: GGUFFile, *, dense: bool = True) -> dict[str
     Files of mixtures of experts may lack the width of a dense MLP (``dense=False``).
     """
     heads = keys.per_layer("attention.head_count")
-    hidden = keys.number("embedding_length")
+    hidden = keys.count("embedding_length")
     return {
         "hidden_size": hidden,
-        # A draft block (MTP) at the end is counted, but is no layer of the model.
-        "num_hidden_layers": keys.number("block_count") - keys.number("nextn_predict_layers", 0),
-        "intermediate_size": keys.number("feed_forward_length", None if dense else 0),
+        "num_hidden_layers": _layers(keys, file),
+        "intermediate_size": keys.count("feed_forward_length") if dense else 0,
         "num_attention_heads": heads,
         "num_key_value_heads": keys.per_layer("attention.head_count_kv", heads),
-        "head_dim": keys.number("attention.key_length", hidden // heads),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": keys.number("context_length"),
+        "head_dim": keys.count("attention.key_length", hidden // heads),
+        "rms_norm_eps": keys.positive("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": keys.count("context_length"),
         # The embedding's own rows: a list of tokens may be padded or cut.
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
-        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "rope_theta": keys.positive("rope.freq_base", 10000.0),
         "rope_scaling": rope_scaling(keys),
         "tie_word_embeddings": "output.weight" not in file,
     }
+
+
+def _layers(keys: Keys, file: GGUFFile) -> int:
+    """The number of layers, each of which the file has something of.
+
+    A draft block (MTP) at the end is counted in the file, but is no layer of the model.
+    """
+    layers = keys.count("block_count") - keys.number("nextn_predict_layers", 0)
+    blocks = {match[1] for name in file.tensors if (match := _IN_LAYER.fullmatch(name))}
+    if not 0 < layers <= len(blocks):
+        raise ValueError(
+            f"[load] Expected as many layers as {file.path!r} has blocks, {len(blocks)}. "
+            f"Received {layers}."
+        )
+    return layers
 
 
 def rope_scaling(keys: Keys) -> dict[str, Any] | None:
@@ -205,14 +238,14 @@ def rope_scaling(keys: Keys) -> dict[str, Any] | None:
     kind = keys.get("rope.scaling.type", "none")
     if kind == "none":
         return None
-    factor = keys.number("rope.scaling.factor")
+    factor = keys.positive("rope.scaling.factor")
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
         return {
             "rope_type": "yarn",
             "factor": factor,
-            "original_max_position_embeddings": keys.number("rope.scaling.original_context_length"),
+            "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
         }
     raise ValueError(f"[load] Expected rope.scaling.type none, linear or yarn. Received {kind!r}.")
 

@@ -28,8 +28,8 @@ SHARED_EXPERT = {
 def expert_config(keys: Keys, file: GGUFFile) -> dict[str, Any]:
     """ModelArgs fields of Qwen's mixtures of experts, all layers being one."""
     return {
-        "num_experts": keys.number("expert_count"),
-        "num_experts_per_tok": keys.number("expert_used_count"),
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
         # Not in every file's metadata.
         "moe_intermediate_size": file.tensors["blk.0.ffn_down_exps.weight"].shape[-1],
         "norm_topk_prob": True,

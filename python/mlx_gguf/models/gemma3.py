@@ -17,7 +17,7 @@ def sliding_window_pattern(keys: Keys) -> int:
     """Every how many layers one attends to everything; older files leave it out."""
     value = keys.get("attention.sliding_window_pattern", 6)
     if not isinstance(value, list):
-        return keys.number("attention.sliding_window_pattern", 6)
+        return keys.count("attention.sliding_window_pattern", 6)
     # One flag a layer, true for a window.
     period = value.index(False) + 1 if False in value else len(value) + 1
     if any(flag != ((i + 1) % period != 0) for i, flag in enumerate(map(bool, value))):
@@ -35,10 +35,10 @@ def config(keys: Keys, file: GGUFFile) -> dict[str, Any]:
         query_scale = fields["hidden_size"] // fields["num_attention_heads"]
     return {
         **fields,
-        "rope_theta": keys.number("rope.freq_base", 1e6),
-        "rope_local_base_freq": keys.number("rope.freq_base_swa", 1e4),
+        "rope_theta": keys.positive("rope.freq_base", 1e6),
+        "rope_local_base_freq": keys.positive("rope.freq_base_swa", 1e4),
         "query_pre_attn_scalar": query_scale,
-        "sliding_window": keys.number("attention.sliding_window"),
+        "sliding_window": keys.count("attention.sliding_window"),
         "sliding_window_pattern": sliding_window_pattern(keys),
     }
 

@@ -44,7 +44,7 @@ def linear_layers(keys: Keys, layers: int) -> list[bool]:
     """For each layer whether it is a gated delta rule, not full attention."""
     flags = keys.get("attention.recurrent_layers")
     if flags is None:
-        interval = keys.number("full_attention_interval", 4)
+        interval = keys.count("full_attention_interval", 4)
         return [(i + 1) % interval != 0 for i in range(layers)]
     if not isinstance(flags, list) or len(flags) < layers:
         raise ValueError(
@@ -57,23 +57,19 @@ def linear_layers(keys: Keys, layers: int) -> list[bool]:
 def config(keys: Keys, file: GGUFFile, *, dense: bool = True) -> dict[str, Any]:
     fields = common_config(keys, file, dense=dense)
     head_dim = fields["head_dim"]
-    value_heads, key_heads = keys.number("ssm.time_step_rank"), keys.number("ssm.group_count")
-    if not key_heads or value_heads % key_heads:
+    value_heads, key_heads = keys.count("ssm.time_step_rank"), keys.count("ssm.group_count")
+    if value_heads % key_heads:
         raise ValueError(
             f"[load] Expected ssm.time_step_rank, the value heads, to be a multiple of "
             f"ssm.group_count, {key_heads}. Received {value_heads}."
         )
-    state = keys.number("ssm.state_size")
-    if keys.number("ssm.inner_size") != state * value_heads:
+    state = keys.count("ssm.state_size")
+    if keys.count("ssm.inner_size") != state * value_heads:
         raise ValueError(
             f"[load] Expected ssm.inner_size to be {value_heads} heads of ssm.state_size {state}. "
-            f"Received {keys.number('ssm.inner_size')}."
+            f"Received {keys.count('ssm.inner_size')}."
         )
-    interval = keys.number("full_attention_interval", 4)
-    if interval < 1:
-        raise ValueError(
-            f"[load] Expected full_attention_interval to be at least 1. Received {interval}."
-        )
+    interval = keys.count("full_attention_interval", 4)
     rotated = keys.number("rope.dimension_count", head_dim // 4)
     scaling = rope_scaling(keys) or {"rope_type": "default"}
     return {
@@ -82,13 +78,13 @@ def config(keys: Keys, file: GGUFFile, *, dense: bool = True) -> dict[str, Any]:
         "linear_num_key_heads": key_heads,
         "linear_key_head_dim": state,
         "linear_value_head_dim": state,
-        "linear_conv_kernel_dim": keys.number("ssm.conv_kernel"),
+        "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
         "full_attention_interval": interval,
         # mlx-lm takes the rotated part as a fraction and rounds down: the half keeps
         # it from rounding below the file's whole number.
         "rope_parameters": {
             **scaling,
-            "rope_theta": keys.number("rope.freq_base"),
+            "rope_theta": keys.positive("rope.freq_base"),
             "partial_rotary_factor": (rotated + 0.5) / head_dim,
         },
     }
