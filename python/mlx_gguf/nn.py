@@ -160,6 +160,12 @@ class QuantLinear(_Packed):
             return _ext.quantized_addmm(self["bias"], x, self["weight"], self.qtype)
         return _ext.quantized_matmul(x, self["weight"], self.qtype)
 
+    def to_lora(self, r: int = 8, dropout: float = 0.0, scale: float = 20.0) -> Any:
+        """Put mlx-lm's LoRA around the layer; what its tuner calls."""
+        from .lora import QuantLoRALinear
+
+        return QuantLoRALinear.from_quant(self, r, dropout, scale)
+
 
 class QuantEmbedding(_Packed):
     """``nn.Embedding`` on packed rows: gathers rows, then dequantises those alone.
@@ -204,6 +210,12 @@ class QuantEmbedding(_Packed):
     def as_linear(self, x: mx.array) -> mx.array:
         """Multiply by the embeddings, as a head tied to them does."""
         return _ext.quantized_matmul(x, self["weight"], self.qtype)
+
+    def to_lora(self, r: int = 8, dropout: float = 0.0, scale: float = 20.0) -> Any:
+        """Put mlx-lm's LoRA around the layer; what its tuner calls."""
+        from .lora import QuantLoRAEmbedding
+
+        return QuantLoRAEmbedding.from_quant(self, r, dropout, scale)
 
 
 class QuantSwitchLinear(_Packed):
@@ -273,3 +285,9 @@ class QuantSwitchLinear(_Packed):
         if "bias" in self:
             y = y + mx.expand_dims(self["bias"][indices], -2).astype(y.dtype)
         return y
+
+    def to_lora(self, r: int = 8, dropout: float = 0.0, scale: float = 20.0) -> Any:
+        """Put mlx-lm's LoRA around the layer; what its tuner calls."""
+        from .lora import QuantLoRASwitchLinear
+
+        return QuantLoRASwitchLinear.from_quant(self, r, dropout, scale)
