@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 import mlx_gguf as gg
 from attacks import gguf_bytes as gb
+from mlx_gguf import _ext
 
 ON_CPU = not (mx.metal.is_available() or mx.cuda.is_available())
 MIB = 1 << 20
@@ -165,6 +168,62 @@ def test_arrays_of_a_file_share_its_pages(tmp_path):
 
     assert address(f["b"]) - address(f["a"]) == 32
     assert address(f["a"]) == address(f["a"])
+
+
+def test_a_file_that_was_shortened_is_refused_at_the_next_access(tmp_path):
+    path = small(tmp_path / "a.gguf", range(100))
+    f = gg.open(path)
+    w = f["w"]
+    os.truncate(path, path.stat().st_size - 1)  # within the last page, which stays readable
+    with pytest.raises(gg.TruncatedError, match=r"was shortened.*a\.gguf|a\.gguf.*was shortened"):
+        f["w"]
+    assert w.tolist()[:99] == list(range(99))
+    os.unlink(path)  # whatever has the name now is another file
+    assert f["w"].tolist()[:99] == list(range(99))
+    small(path, [7])
+    assert f["w"].tolist()[:99] == list(range(99))
+
+
+@pytest.mark.skipif(not ON_CPU or sys.platform != "linux", reason="what Linux does")
+def test_reading_what_was_cut_off_ends_the_process_unless_copied(tmp_path):
+    """As documented: nothing turns the fault into an error."""
+    code = (
+        "import os, sys, numpy as np, mlx_gguf as gg\n"
+        "f = gg.open(sys.argv[1], copy=sys.argv[2] == 'copy')\n"
+        "w = f['w']\n"
+        "os.truncate(sys.argv[1], 64)\n"
+        "print(int(np.array(w).sum()))\n"
+    )
+    for mode, expected in (("map", -signal.SIGBUS), ("copy", 0)):
+        path = small(tmp_path / f"{mode}.gguf", [1] * 20_000)
+        done = subprocess.run([sys.executable, "-c", code, str(path), mode], capture_output=True)
+        assert done.returncode == expected, mode
+
+
+def test_a_writer_that_renames_may_save_over_the_file_its_arrays_lie_on(tmp_path):
+    """gguf-py's writer, to a name beside the file, from arrays of the file."""
+    path = small(tmp_path / "a.gguf", range(100))
+    f = gg.open(path)
+    writer = GGUFWriter(tmp_path / "new.gguf", "llama")
+    writer.add_tensor("w", np.array(f["w"], copy=False)[::-1].copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    os.replace(tmp_path / "new.gguf", path)
+    assert f["w"].tolist() == list(range(100))
+    assert gg.open(path)["w"].tolist() == list(range(100))[::-1]
+
+
+def test_pages_given_back_are_read_again(tmp_path):
+    path = small(tmp_path / "a.gguf", list(range(256)) * 100)
+    f, copied = gg.open(path), gg.open(path, copy=True)
+    other = mx.array(np.arange(20_000))
+    for w in (f["w"], f["w"][1:], copied["w"], copied["w"][5000:], other):
+        mx.eval(w)
+        before = np.array(w)
+        _ext.release_pages(w)
+        assert np.array_equal(w, before)
 
 
 def test_copy_is_independent_of_the_file(tmp_path):

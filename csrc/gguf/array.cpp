@@ -119,7 +119,9 @@ mx::array tensor_array(
   if (tensor.nbytes == 0) {
     return mx::array(alloc::malloc(0), std::move(shape), dtype);
   }
-  Placement placed = place(file->mapping(tensor.shard), tensor);
+  const auto& mapping = file->mapping(tensor.shard);
+  mapping->check_length(file->paths()[tensor.shard]);
+  Placement placed = place(mapping, tensor);
   mx::array out(std::move(placed.data), std::move(shape), dtype);
   // The constructor has no offset; sharing the buffer with itself sets one.
   mx::Strides strides = out.strides();

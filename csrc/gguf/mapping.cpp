@@ -102,6 +102,21 @@ Mapping::~Mapping() {
   ::munmap(base_, guard_ + size_);
 }
 
+void Mapping::check_length(const std::string& path) const {
+  struct stat info;
+  if (inode_ != 0 && ::stat(path.c_str(), &info) == 0 &&
+      static_cast<uint64_t>(info.st_dev) == device_ &&
+      static_cast<uint64_t>(info.st_ino) == inode_ &&
+      static_cast<uint64_t>(info.st_size) < size_) {
+    throw Error(
+        ErrorKind::truncated,
+        "open",
+        "the " + std::to_string(size_) + " bytes that were there at opening",
+        std::to_string(info.st_size) + " bytes: the file was shortened",
+        path);
+  }
+}
+
 void Mapping::forget(const std::byte* begin, size_t size) {
   Mapped& files = mapped();
   std::lock_guard lock(files.mutex); // held, so that the file stays mapped
@@ -182,6 +197,8 @@ std::shared_ptr<const Mapping> Mapping::open(
     os_failure(path, errno);
   }
   if (!copy) {
+    mapping->device_ = static_cast<uint64_t>(info.st_dev);
+    mapping->inode_ = static_cast<uint64_t>(info.st_ino);
     Mapped& files = mapped();
     std::lock_guard lock(files.mutex);
     files.sizes.emplace(mapping->data_, mapping->size_);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -26,6 +27,10 @@ class Mapping {
     return {data_, size_};
   }
 
+  // Throws Error when the file of this path is still the mapped one, but was
+  // shortened. A file under another name, or gone, cannot be asked.
+  void check_length(const std::string& path) const;
+
   // Gives the resident pages that lie wholly in the range back to the system,
   // which reads them from the file again when they are used. Does nothing to
   // memory that is not on a mapped file.
@@ -41,6 +46,8 @@ class Mapping {
   Mapping(void* base, size_t guard, size_t size);
 
   void* base_;
+  uint64_t device_ = 0; // of the mapped file, to know it again; 0 of a copy
+  uint64_t inode_ = 0;
   size_t guard_;
   std::byte* data_;
   size_t size_;

@@ -136,12 +136,16 @@ class GGUFFile:
     file object may go first, and the file may be renamed, deleted or replaced by
     a rename. It is a copy where the device needs one or the data is not aligned.
     The mapped pages are read-only: MLX never writes to them, and a NumPy view made
-    with ``copy=False`` must not either.
+    with ``copy=False`` must not either. Writing into the mapped file itself changes
+    arrays, and shortening it ends a process that reads what is lost: save to another
+    name and rename, or open with ``copy=True``.
 
     Raises
     ------
     MissingKeyError
         A KeyError, by ``file[name]``, when there is no such tensor.
+    TruncatedError
+        By ``file[name]``, when the file was shortened since it was opened.
     UnsupportedTypeError
         By ``file[name]``, when the tensor is packed in a type without kernels.
     """
