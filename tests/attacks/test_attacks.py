@@ -7,6 +7,8 @@ import random
 import resource
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 from gguf_bytes import STRING, entry, gguf, string
@@ -104,6 +106,18 @@ def test_any_byte_changed_opens_or_is_refused(name, tmp_path):
                     open_fully(path)
                 except (gg.GGUFError, FileNotFoundError):  # keys can ask for a shard
                     continue
+
+
+def test_whatever_fuzzing_has_found_opens_or_is_refused(tmp_path):
+    path = tmp_path / "file.gguf"
+    with zipfile.ZipFile(Path(__file__).parent / "corpus.zip") as corpus:
+        assert len(corpus.namelist()) > 100
+        for name in corpus.namelist():
+            path.write_bytes(corpus.read(name))
+            try:
+                open_fully(path)
+            except (gg.GGUFError, FileNotFoundError):
+                continue
 
 
 @pytest.mark.parametrize(
