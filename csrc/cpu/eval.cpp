@@ -160,7 +160,8 @@ void matmul_task(
   for (auto& [_, g] : groups) {
     list.push_back(std::move(g));
   }
-  p.run(x_data.get(), width ? x.size() / width : 0, list);
+  // Without columns there still is a row, of nothing, to name.
+  p.run(x_data.get(), width ? x.size() / width : 1, list);
 }
 
 void check_index(const char* name, uint32_t index, int64_t size) {
