@@ -13,7 +13,7 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc metal cmake python -t
 	-o -name '*.pyi' -o -name '*.cmake' \))
 CPP := $(shell find csrc tests metal -name '*.cpp' -o -name '*.h' -o -name '*.metal')
 
-.PHONY: demo test test-metal reference stubs lint format fuzz wheel macos clean
+.PHONY: demo test test-metal reference stubs lint format fuzz sanitize wheel macos clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m mlx_gguf.demo
@@ -49,6 +49,11 @@ format: $(VENV)/.lint
 FUZZ_SECONDS ?= 120
 fuzz: $(VENV)/.build
 	PYTHON=$(BIN)/python tests/attacks/fuzz.sh $(FUZZ_SECONDS)
+
+# The extension under AddressSanitizer, UBSan, LeakSanitizer and ThreadSanitizer;
+# Linux with gcc. Two more builds of it, in build/sanitize.
+sanitize: $(VENV)/.test
+	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHON=$(BIN)/python tests/sanitize/run.sh $(PYTEST)
 
 # A wheel as pip makes it for a user, installed alone and used once.
 wheel:

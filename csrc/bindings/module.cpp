@@ -26,6 +26,9 @@ NB_MODULE(_ext, m) {
   m.attr("running_mlx") = mlx::core::version();
   m.attr("shares_mlx_types") = shares_mlx_types();
 
+  // MLX, whose settings these are too, switches them off.
+  m.def("set_leak_warnings", nb::set_leak_warnings, nb::arg("value"));
+
   mlx_gguf::bind_formats(m);
   mlx_gguf::bind_ops(m);
   mlx_gguf::bind_gguf(m);

@@ -13,6 +13,8 @@ running_mlx: str = '0.32.4'
 
 shares_mlx_types: bool = True
 
+def set_leak_warnings(value: bool) -> None: ...
+
 class Format:
     """
     One tensor type of GGUF.
