@@ -14,7 +14,7 @@
 // 1 - d_place.
 #pragma once
 
-#include "cpu/simd.h"
+#include "cpu/products.h"
 
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
@@ -44,15 +44,14 @@ inline Bytes high_nibbles(Bytes q) {
 
 // f16 numbers of eight blocks.
 template <typename Type, int at>
-__m256 eight_halves(const uint8_t* b) {
+HalfFloats eight_halves(const uint8_t* b) {
   auto h = [&](int i) -> uint64_t {
     return read<uint16_t>(b + i * Type::bytes + at);
   };
   auto four = [&](int i) {
-    return static_cast<int64_t>(
-        h(i) | h(i + 1) << 16 | h(i + 2) << 32 | h(i + 3) << 48);
+    return h(i) | h(i + 1) << 16 | h(i + 2) << 32 | h(i + 3) << 48;
   };
-  return _mm256_cvtph_ps(_mm_set_epi64x(four(4), four(0)));
+  return floats_of_halves(quarter_of(four(0), four(4)));
 }
 
 // Nibbles of four blocks: their first 16 weights (even c) or last 16.
@@ -65,16 +64,15 @@ struct NibbleBlocks : CodesDefaults {
   static Bytes codes(const uint8_t* b) {
     const uint8_t* q = b + c / 2 * 4 * Type::bytes + at;
     auto two = [](const uint8_t* p) {
-      return _mm256_inserti128_si256(
-          _mm256_castsi128_si256(load16(p)), load16(p + Type::bytes), 1);
+      return half_of(load16(p), load16(p + Type::bytes));
     };
     Bytes four = two_halves(two(q), two(q + 2 * Type::bytes));
     return c % 2 ? high_nibbles(four) : low_nibbles(four);
   }
-  static __m256 scales(const uint8_t* b) {
+  static HalfFloats scales(const uint8_t* b) {
     return eight_halves<Type, 0>(b);
   }
-  static __m256 mins(const uint8_t* b) {
+  static HalfFloats mins(const uint8_t* b) {
     return eight_halves<Type, 2>(b);
   }
 };
@@ -98,7 +96,7 @@ struct TableBlocks : NibbleBlocks<Type, at> {
   static constexpr bool signed_codes = true;
   template <int c>
   static Bytes look_up(const uint8_t* b, const int8_t* table) {
-    auto values = all_quarters(load16(reinterpret_cast<const uint8_t*>(table)));
+    auto values = all_quarters(load16(table));
     return shuffle(values, NibbleBlocks<Type, at>::template codes<c>(b));
   }
 };
@@ -134,7 +132,7 @@ struct Codes<Q8_0> : CodesDefaults {
     const uint8_t* q = b + 2 * c * Q8_0::bytes + 2;
     return two_halves(load32(q), load32(q + Q8_0::bytes));
   }
-  static __m256 scales(const uint8_t* b) {
+  static HalfFloats scales(const uint8_t* b) {
     return eight_halves<Q8_0, 0>(b);
   }
 };
@@ -154,9 +152,9 @@ struct Codes<MXFP4> : TableBlocks<MXFP4, 1> {
   static Bytes codes(const uint8_t* b) {
     return look_up<c>(b, e2m1_doubled);
   }
-  static __m256 scales(const uint8_t* b) {
+  static HalfFloats scales(const uint8_t* b) {
     auto d = [&](int i) { return e8m0_half_to_float(b[i * MXFP4::bytes]); };
-    return _mm256_setr_ps(d(0), d(1), d(2), d(3), d(4), d(5), d(6), d(7));
+    return eight_floats(d(0), d(1), d(2), d(3), d(4), d(5), d(6), d(7));
   }
 };
 
@@ -214,8 +212,8 @@ struct NibblesWithMins : WholeScales {
   static Bytes scales(const uint8_t* b) {
     return all_eighths(SixBits(b + 4).scales);
   }
-  static __m128i mins(const uint8_t* b) {
-    return _mm_cvtsi64_si128(static_cast<int64_t>(SixBits(b + 4).mins));
+  static Quarter mins(const uint8_t* b) {
+    return first_eighth(SixBits(b + 4).mins);
   }
 };
 
@@ -294,8 +292,8 @@ struct Codes<Q2_K> : BitPairs {
   static Bytes scales(const uint8_t* b) {
     return low_nibbles(all_quarters(load16(b)));
   }
-  static __m128i mins(const uint8_t* b) {
-    return _mm_and_si128(_mm_srli_epi16(load16(b), 4), _mm_set1_epi8(15));
+  static Quarter mins(const uint8_t* b) {
+    return high_nibbles(load16(b));
   }
 };
 
@@ -318,30 +316,28 @@ struct Codes<Q3_K> : BitPairs {
     constexpr uint32_t two = 0x30303030;
     uint64_t first = uint64_t(top << 2 & two) << 32 | (top << 4 & two);
     uint64_t second = uint64_t(top >> 2 & two) << 32 | (top & two);
-    return all_quarters(_mm_sub_epi8(
-        _mm_set_epi64x(
-            static_cast<int64_t>((low >> 4 & four) | second),
-            static_cast<int64_t>((low & four) | first)),
-        _mm_set1_epi8(32)));
+    Quarter all = quarter_of((low & four) | first, (low >> 4 & four) | second);
+    return all_quarters(subtract_bytes(all, 32));
   }
 };
 
 template <>
 struct Codes<IQ4_XS> : WholeScales {
-  static constexpr int bias = 128;
-  static constexpr int largest = 241 * 32;
+  static constexpr bool signed_codes = !unsigned_codes;
+  static constexpr int bias = signed_codes ? 0 : 128;
+  static constexpr int largest = (signed_codes ? 127 : 241) * 32;
+  static constexpr Table<uint8_t, 16> values{
+      [](int i) { return iq4_values[i] + bias; }};
   static constexpr int factors_at = 0, d_place = 0;
   static constexpr int chunk(int c, int i) {
     return c / 2 * 8 + 2 * i + c % 2;
   }
   template <int c>
   static Bytes codes(const uint8_t* b) {
-    __m128i values = _mm_add_epi8(
-        load16(reinterpret_cast<const uint8_t*>(iq4_values)),
-        _mm_set1_epi8(-128));
     Bytes q = load64(b + 8 + c / 2 * 64);
     return shuffle(
-        all_quarters(values), c % 2 ? high_nibbles(q) : low_nibbles(q));
+        all_quarters(load16(values.at)),
+        c % 2 ? high_nibbles(q) : low_nibbles(q));
   }
   static Bytes scales(const uint8_t* b) {
     // Four low bits in nibbles, two high ones in pairs.

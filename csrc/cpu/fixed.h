@@ -6,14 +6,14 @@
 #include <type_traits>
 
 #include "cpu/kernels.h"
-#include "cpu/simd.h"
+#include "cpu/products.h"
 
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
 
 // A row of x: blocks of 256 values, x = (high + low / 2^15) * scale. Words lie
-// as codes.h orders the bytes of a type, 64 at a time, those of even bytes
-// before those of odd ones. Each array is aligned to 64 bytes.
+// as codes.h orders the bytes of a type, 64 at a time, as products.h lays them.
+// Each array is aligned to 64 bytes.
 struct FixedRow {
   int64_t n;     // blocks
   int16_t* high; // [n][256]
@@ -48,19 +48,6 @@ int64_t fixed_bytes(int64_t K) {
 // A block whose largest value lies outside has no useful power of two.
 constexpr float smallest = 1e-20f, largest = 1e37f;
 
-// Even words to the first half, odd ones to the second.
-inline void split_words(const int16_t* from, int16_t* even, int16_t* odd) {
-  const __m128i order =
-      _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-  auto load = [&](int i) {
-    auto p = reinterpret_cast<const uint8_t*>(from + 8 * i);
-    return _mm_shuffle_epi8(load16(p), order);
-  };
-  __m128i a = load(0), b = load(1);
-  _mm_store_si128(reinterpret_cast<__m128i*>(even), _mm_unpacklo_epi64(a, b));
-  _mm_store_si128(reinterpret_cast<__m128i*>(odd), _mm_unpackhi_epi64(a, b));
-}
-
 inline float rounded(float v) {
   constexpr float magic = 12582912.0f; // 1.5 * 2^23: |v| is below 2^22
   return (v + magic) - magic;
@@ -76,7 +63,7 @@ inline void fix_block(
   int exponent;
   __builtin_frexpf(most, &exponent);
   int shift = most == 0 ? 0 : 15 - exponent;
-  if (__builtin_ldexpf(most, shift) > 32767) {
+  if (__builtin_ldexpf(most, shift) > largest_word) {
     --shift;
   }
   float up = __builtin_ldexpf(1.0f, shift),
@@ -103,9 +90,9 @@ inline void fix_block(
     out.sums32[8 * b + g] = sums[2 * g] + sums[2 * g + 1];
   }
   for (int i = 0; i < 16; ++i) {
-    int64_t to = 256 * b + i / 4 * 64 + i % 4 * 8;
-    split_words(high + 16 * order[i], out.high + to, out.high + to + 32);
-    split_words(low + 16 * order[i], out.low + to, out.low + to + 32);
+    int64_t to = 256 * b + i / 4 * 64;
+    store_run(high + 16 * order[i], out.high + to, i % 4);
+    store_run(low + 16 * order[i], out.low + to, i % 4);
   }
   out.scales[b] = down;
 }
@@ -139,7 +126,8 @@ inline Measure measure(const float* x) {
   int exponent;
   __builtin_frexpf(all, &exponent);
   float unit = __builtin_ldexpf(1.0f, -exponent);
-  float steps = __builtin_ldexpf(all, 15 - exponent) > 32767 ? 16384 : 32768;
+  float steps =
+      __builtin_ldexpf(all, 15 - exponent) > largest_word ? 16384 : 32768;
   for (int i = 0; i < 256; i += 16) {
     for (int j = 0; j < 16; ++j) {
       float v = x[i + j] * unit;

@@ -9,8 +9,10 @@ namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
 
 // Vectors of x and rows of w whose sums are in registers together.
-#ifdef __AVX512BW__
+#if defined(__AVX512BW__)
 constexpr int gemm_vectors = 2, gemm_rows = 6;
+#elif defined(__aarch64__)
+constexpr int gemm_vectors = 1, gemm_rows = 6;
 #else
 constexpr int gemm_vectors = 1, gemm_rows = 2;
 #endif
@@ -59,9 +61,7 @@ void pack(const void* const* rows, int64_t K, bool groups_of_32, void* out) {
       }
       FixedRow x(rows[r], K);
       auto pair = [&](const int16_t* words, int p) {
-        int32_t two;
-        std::memcpy(&two, words + 256 * b + 2 * p, 4);
-        return two;
+        return pair_at(words + 256 * b, p);
       };
       for (int p = 0; p < 128; ++p) {
         to.high[p][r] = pair(x.high, p);
@@ -92,21 +92,22 @@ inline void group_floats(const uint8_t* b, float* scales, float* mins) {
     Floats s = floats_of_bytes(first_quarter(T::scales(b)));
     store_floats(scales, multiply(s, floats_of(factors.d(0))));
   } else {
-    _mm256_store_ps(scales, T::scales(b));
+    store_eight(scales, T::scales(b));
   }
   if constexpr (T::has_mins && T::whole_scales) {
     Floats m = floats_of_bytes(T::mins(b));
     float factor = offset_factor<Type> * factors.of_offsets(0);
     store_floats(mins, multiply(m, floats_of(factor)));
   } else if constexpr (T::has_mins) {
-    _mm256_store_ps(mins, T::mins(b));
+    store_eight(mins, T::mins(b));
   }
 }
 
 template <typename Type>
 inline void decode_row(const uint8_t* b, WeightTile& tile, int r) {
   four_times([&](auto c) {
-    auto [even, odd] = split<Type>(Codes<Type>::template codes<c>(b));
+    auto [even, odd] =
+        split<Codes<Type>::signed_codes>(Codes<Type>::template codes<c>(b));
     Words bias = words_of(-Codes<Type>::bias);
     store_words(tile.words[r] + 64 * c, add_words(even, bias));
     store_words(tile.words[r] + 64 * c + 32, add_words(odd, bias));
@@ -126,12 +127,12 @@ inline __attribute__((always_inline)) void group_products(
     for (int run = 0; run < 2; ++run) {
       int start = starts[c] + 32 * run;
       for (int p = 0; p < 4; ++p) {
-        Words xs[V];
+        Pairs xs[V];
         for (int v = 0; v < V; ++v) {
-          xs[v] = load64(x[v][start / 2 + p]);
+          xs[v] = load_pairs(x[v][start / 2 + p]);
         }
         for (int r = 0; r < R; ++r) {
-          Words w = pair_in_all(tile.words[r] + start + 2 * p);
+          PairInAll w = pair_in_all(tile.words[r] + start + 2 * p);
           for (int v = 0; v < V; ++v) {
             sums[v][r] = dot(sums[v][r], xs[v], w);
           }

@@ -21,25 +21,10 @@ inline __attribute__((always_inline)) void four_times(F&& f) {
   f(std::integral_constant<int, 3>{});
 }
 
-struct Split {
-  Words even, odd;
-};
-
-// Codes as words.
-template <typename Type>
-inline Split split(Bytes codes) {
-  if constexpr (Codes<Type>::signed_codes) {
-    return {
-        shift_right_signed<8>(shift_left<8>(codes)),
-        shift_right_signed<8>(codes)};
-  } else {
-    return {bit_and(codes, words_of(255)), shift_right<8>(codes)};
-  }
-}
-
 // Places of the c-th 64 codes among a super-block's scales.
 template <typename Type, int c>
 struct ScaleOf {
+  static constexpr int part = c, count = 256 / Codes<Type>::group;
   static constexpr int at(int chunk) {
     return Codes<Type>::chunk(c, chunk) * 16 / Codes<Type>::group;
   }
@@ -96,8 +81,8 @@ struct Factors {
     auto two = [&](int r) {
       return read<int32_t>(b[r < R ? r : 0] + Codes<Type>::factors_at);
     };
-    __m128i all = _mm_setr_epi32(two(0), two(1), two(2), two(3));
-    _mm256_store_ps(at, _mm256_cvtph_ps(all));
+    Quarter all = quarter_of(two(0), two(1), two(2), two(3));
+    store_eight(at, floats_of_halves(all));
   }
   float d(int r) const {
     return at[2 * r + Codes<Type>::d_place];
@@ -137,16 +122,16 @@ struct Sums {
     }
   }
   float total(int r, int c) const {
-    __m256 all = fold(products[r][c]);
+    HalfFloats all = fold(products[r][c]);
     if constexpr (has_offsets<Type>) {
-      __m256 o;
+      HalfFloats o;
       if constexpr (in_pairs) {
         const Floats& two = offsets[r / 2][c];
         o = r % 2 ? second_half(two) : first_half(two);
       } else {
         o = fold(offsets[r][c]);
       }
-      all = _mm256_fmadd_ps(o, _mm256_set1_ps(offset_factor<Type>), all);
+      all = multiply_add(o, eight_of(offset_factor<Type>), all);
     }
     return sum_lanes(all);
   }
@@ -161,6 +146,7 @@ inline __attribute__((always_inline)) void add_offsets(
     int64_t at,
     Sums<Type, R, C>& sums) {
   using T = Codes<Type>;
+  constexpr bool in_pairs = Sums<Type, R, C>::in_pairs;
   auto of = [](const uint8_t* b) {
     if constexpr (T::has_mins) {
       return T::mins(b);
@@ -173,10 +159,10 @@ inline __attribute__((always_inline)) void add_offsets(
   MLX_GGUF_UNROLL
   for (int i = 0; i < sums.offset_vectors; ++i) {
     Floats o;
-    if constexpr (sums.in_pairs) {
+    if constexpr (in_pairs) {
       int first = 2 * i, second = R == 1 ? 0 : 2 * i + 1;
       if constexpr (T::whole_scales) {
-        __m128i both = _mm_unpacklo_epi64(of(b[first]), of(b[second]));
+        Quarter both = first_eighths(of(b[first]), of(b[second]));
         o = multiply(
             floats_of_bytes(both),
             floats_of(factors.of_offsets(first), factors.of_offsets(second)));
@@ -188,7 +174,7 @@ inline __attribute__((always_inline)) void add_offsets(
     }
     MLX_GGUF_UNROLL
     for (int c = 0; c < C; ++c) {
-      Floats s = sums.in_pairs ? repeat_floats(x[c].sums32 + 8 * at)
+      Floats s = in_pairs ? repeat_floats(x[c].sums32 + 8 * at)
                                : load_floats(x[c].sums16 + 16 * at);
       sums.offsets[i][c] = multiply_add(o, s, sums.offsets[i][c]);
     }
@@ -215,14 +201,11 @@ inline __attribute__((always_inline)) void whole_products(
   }
   four_times([&](auto c) {
     Bytes codes = T::template codes<c>(b);
-    using Of = ScaleOf<Type, c>;
-    Words even = multiply_bytes(codes, shuffle(scales, load64(Of::even.at)));
-    Words odd = multiply_bytes(codes, shuffle(scales, load64(Of::odd.at)));
+    auto scaled = factors<T::signed_codes, ScaleOf<Type, c>>(codes, scales);
     MLX_GGUF_UNROLL
     for (int i = 0; i < C; ++i) {
       auto add = [&](Ints& sum, const int16_t* words) {
-        sum = dot(sum, even, load64(words));
-        sum = dot(sum, odd, load64(words + 32));
+        sum = dot(sum, scaled, words);
       };
       add(high[i][c * parts / 4], x[i].high + 256 * at + 64 * c);
       if constexpr (fine) {
@@ -248,7 +231,7 @@ template <typename Type, int C, bool fine, int first>
 inline __attribute__((always_inline)) void float_products(
     const uint8_t* b, const FixedRow* x, int64_t at, Floats* out) {
   using T = Codes<Type>;
-  __m256 scales = T::scales(b);
+  HalfFloats scales = T::scales(b);
   MLX_GGUF_UNROLL
   for (int i = 0; i < C; ++i) {
     out[i] = floats_of(0);
@@ -257,13 +240,13 @@ inline __attribute__((always_inline)) void float_products(
     if constexpr (c < first) {
       return;
     }
-    auto [even, odd] = split<Type>(T::template codes<c>(b));
-    Floats scale = pick(scales, ScaleOf<Type, c>::lanes);
+    using Of = ScaleOf<Type, c>;
+    auto plain = factors<T::signed_codes, Of>(T::template codes<c>(b));
+    Floats scale = pick<Of>(scales);
     MLX_GGUF_UNROLL
     for (int i = 0; i < C; ++i) {
       auto sum = [&](const int16_t* words) {
-        Ints a = dot(no_ints(), even, load64(words));
-        return to_floats(dot(a, odd, load64(words + 32)));
+        return to_floats(dot(no_ints(), plain, words));
       };
       Floats s = sum(x[i].high + 256 * at + 64 * c);
       if constexpr (fine) {
@@ -284,7 +267,7 @@ constexpr int64_t ahead = 2048;
 
 inline void prefetch(const uint8_t* p, int64_t bytes) {
   for (int64_t line = 0; line < bytes; line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(p + line), _MM_HINT_T0);
+    __builtin_prefetch(p + line);
   }
 }
 
