@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "cpu/arm_features.h"
 #include "cpu/kernels.h"
 
 namespace mlx_gguf::cpu {
@@ -13,6 +14,9 @@ extern const Isa isa_portable;
 extern const Isa isa_avx2;
 extern const Isa isa_avx512;
 extern const Isa isa_avx512vnni;
+#elif defined(__aarch64__)
+extern const Isa isa_neon;
+extern const Isa isa_neon_dotprod;
 #endif
 
 namespace {
@@ -34,6 +38,11 @@ std::vector<const Isa*> find() {
       __builtin_cpu_supports("f16c")) {
     found.push_back(&isa_avx2);
   }
+#elif defined(__aarch64__)
+  if (has_dotprod()) {
+    found.push_back(&isa_neon_dotprod);
+  }
+  found.push_back(&isa_neon);
 #endif
   found.push_back(&isa_portable);
   return found;
