@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "cpu/kernels.h"
+#include "cpu/kernels_impl.h"
 #include "cpu/products.h"
 
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
@@ -48,12 +48,26 @@ int64_t fixed_bytes(int64_t K) {
 // A block whose largest value lies outside has no useful power of two.
 constexpr float smallest = 1e-20f, largest = 1e37f;
 
-inline float rounded(float v) {
-  constexpr float magic = 12582912.0f; // 1.5 * 2^23: |v| is below 2^22
+typedef int32_t WholeVec __attribute__((vector_size(lanes * 4)));
+typedef int16_t WordVec __attribute__((vector_size(lanes * 2)));
+
+inline Vec all_lanes(float v) {
+  return Vec{} + v;
+}
+
+// |v| is below 2^22.
+inline Vec rounded(Vec v) {
+  const Vec magic = all_lanes(12582912.0f); // 1.5 * 2^23
   return (v + magic) - magic;
 }
 
-// Loops of one operation each, which compilers turn into vectors.
+// Whole numbers to words.
+inline void store_whole(int16_t* to, Vec v) {
+  WordVec words =
+      __builtin_convertvector(__builtin_convertvector(v, WholeVec), WordVec);
+  std::memcpy(to, &words, sizeof(words));
+}
+
 inline void fix_block(
     const float* x,
     const uint8_t* order,
@@ -71,16 +85,13 @@ inline void fix_block(
   float low_steps = out.fine[b] ? 32768 : 0;
   alignas(64) int16_t high[256], low[256];
   alignas(64) float whole[256];
-  for (int i = 0; i < 256; ++i) {
-    float v = x[i] * up;
-    float n = rounded(v);
-    high[i] = static_cast<int16_t>(static_cast<int32_t>(n));
-    low[i] = static_cast<int16_t>(
-        static_cast<int32_t>(rounded((v - n) * low_steps)));
-    whole[i] = n;
-  }
-  for (int i = 0; i < 256; ++i) {
-    whole[i] += low[i] * low_unit;
+  for (int i = 0; i < 256; i += lanes) {
+    Vec v = load(x + i) * up;
+    Vec n = rounded(v);
+    Vec rest = rounded((v - n) * low_steps);
+    store_whole(high + i, n);
+    store_whole(low + i, rest);
+    store(whole + i, n + rest * low_unit);
   }
   float* sums = out.sums16 + 16 * b;
   for (int g = 0; g < 16; ++g) {
@@ -106,42 +117,34 @@ struct Measure {
 };
 
 inline Measure measure(const float* x) {
-  alignas(64) float most[16] = {}, bad[16] = {}, squares[16] = {},
-                    lost[16] = {};
-  for (int i = 0; i < 256; i += 16) {
-    for (int j = 0; j < 16; ++j) {
-      float a = __builtin_fabsf(x[i + j]);
-      most[j] = a > most[j] ? a : most[j];
-      bad[j] += x[i + j] - x[i + j]; // 0 but for infinities and NaN
-    }
+  Vec most = {}, bad = {};
+  for (int i = 0; i < 256; i += lanes) {
+    Vec v = load(x + i);
+    Vec size = v < 0.0f ? -v : v;
+    most = size > most ? size : most;
+    bad += v * 0.0f; // 0 but for infinities and NaN
   }
-  float all = 0, any = 0;
-  for (int j = 0; j < 16; ++j) {
+  float all = 0;
+  for (int j = 0; j < lanes; ++j) {
     all = most[j] > all ? most[j] : all;
-    any += bad[j];
   }
+  all += sum(bad);
   if (!(all >= smallest && all <= largest)) {
-    return {all + any, 0, 0};
+    return {all, 0, 0};
   }
   int exponent;
   __builtin_frexpf(all, &exponent);
   float unit = __builtin_ldexpf(1.0f, -exponent);
   float steps =
       __builtin_ldexpf(all, 15 - exponent) > largest_word ? 16384 : 32768;
-  for (int i = 0; i < 256; i += 16) {
-    for (int j = 0; j < 16; ++j) {
-      float v = x[i + j] * unit;
-      float r = v * steps - rounded(v * steps);
-      squares[j] += v * v;
-      lost[j] += r * r;
-    }
+  Vec squares = {}, lost = {};
+  for (int i = 0; i < 256; i += lanes) {
+    Vec v = load(x + i) * unit;
+    Vec r = v * steps - rounded(v * steps);
+    squares += v * v;
+    lost += r * r;
   }
-  Floats to_squares =
-      multiply(load_floats(lost), floats_of(1.0f / (steps * steps)));
-  return {
-      all + any,
-      sum_lanes(fold(load_floats(squares))),
-      sum_lanes(fold(to_squares))};
+  return {all, sum(squares), sum(lost) / (steps * steps)};
 }
 
 // Fills a FixedRow, or returns false if x has values that fixed point does not
