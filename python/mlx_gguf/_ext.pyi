@@ -255,6 +255,12 @@ def cpu_rms_norm(x: mlx.core.array, weight: mlx.core.array | None, eps: float, s
 def cpu_rope(x: mlx.core.array, dims: int, traditional: bool, base: float | None, scale: float, offset: int | mlx.core.array, freqs: mlx.core.array | None = None, stream: mlx.core.Stream | mlx.core.DeviceType | mlx.core.Device | None = None) -> mlx.core.array | None:
     """mx.fast.rope as one node; None where MLX's is to be called."""
 
+def cpu_logsumexp(x: mlx.core.array, stream: mlx.core.Stream | mlx.core.DeviceType | mlx.core.Device | None = None) -> mlx.core.array | None:
+    """
+    mx.logsumexp over the last axis, which is kept, as one node; None where
+    MLX's is to be called.
+    """
+
 def cpu_attention(q: mlx.core.array, k: mlx.core.array, v: mlx.core.array, scale: float, causal: bool = False, mask: mlx.core.array | None = None, stream: mlx.core.Stream | mlx.core.DeviceType | mlx.core.Device | None = None) -> mlx.core.array | None:
     """
     mx.fast.scaled_dot_product_attention as one node, without sinks; None
@@ -340,3 +346,6 @@ def metal_kernels() -> list[str]:
 
 def metal_kernel_name(plan: Plan, qtype: str, dtype: str) -> str:
     """The Metal kernel of a plan."""
+
+def splits(tokens: list[str], order: list[int]) -> list[tuple[str, str]]:
+    """Pairs of tokens whose union is a token of `order`, in that order."""
