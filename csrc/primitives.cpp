@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "cpu/eval.h"
+#include "cuda/backend.h"
 #include "mlx/ops.h"
 #include "transforms.h"
 #ifdef MLX_GGUF_METAL
@@ -123,6 +124,9 @@ void QuantizedMatmul::eval_gpu(const Arrays& inputs, array& out) {
     return metal::quantized_matmul(inputs, out, state_, stream());
   }
 #endif
+  if (auto* cuda = cuda::loaded()) {
+    return cuda->quantized_matmul(inputs, out, state_, stream());
+  }
   no_gpu_kernels("quantized_matmul", stream());
 }
 
@@ -202,6 +206,10 @@ void GatherQmm::eval_gpu(const Arrays& inputs, array& out) {
         inputs, out, *format_, transpose_, sorted_, stream());
   }
 #endif
+  if (auto* cuda = cuda::loaded()) {
+    return cuda->gather_qmm(
+        inputs, out, *format_, transpose_, sorted_, stream());
+  }
   no_gpu_kernels("gather_qmm", stream());
 }
 
@@ -286,6 +294,9 @@ void Dequantize::eval_gpu(const Arrays& inputs, array& out) {
     return metal::dequantize(inputs[0], out, *format_, stream());
   }
 #endif
+  if (auto* cuda = cuda::loaded()) {
+    return cuda->dequantize(inputs[0], out, *format_, stream());
+  }
   no_gpu_kernels("dequantize", stream());
 }
 

@@ -34,6 +34,7 @@ NB_MODULE(_ext, m) {
   mlx_gguf::bind_gguf(m);
   mlx_gguf::bind_cpu(m);
   mlx_gguf::bind_fast(m);
+  mlx_gguf::bind_cuda(m);
   mlx_gguf::bind_plans(m);
   mlx_gguf::bind_tokenizer(m);
 }

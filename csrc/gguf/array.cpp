@@ -8,7 +8,10 @@
 #include <optional>
 #include <utility>
 
+#include "cuda/backend.h"
 #include "mlx/backend/gpu/device_info.h"
+#include "mlx/ops.h"
+#include "mlx/utils.h"
 
 namespace mlx_gguf::gguf {
 
@@ -82,6 +85,16 @@ Placement copy_aligned(
   return {std::move(data), offset};
 }
 
+// A copy in a GPU's own memory, made at once: what MLX's allocator hands out
+// here is memory that host and device share, which is slower.
+mx::array on_device(
+    const std::byte* from, const mx::Shape& shape, mx::Dtype dtype) {
+  mx::array out = mx::zeros(shape, dtype, mx::Device(mx::Device::gpu));
+  out.eval();
+  cuda::loaded()->upload(out, from, out.nbytes());
+  return out;
+}
+
 Placement place(
     const std::shared_ptr<const Mapping>& mapping, const TensorInfo& tensor) {
   const std::byte* data = mapping->bytes().data() + tensor.offset;
@@ -121,6 +134,10 @@ mx::array tensor_array(
   }
   const auto& mapping = file->mapping(tensor.shard);
   mapping->check_length(file->paths()[tensor.shard]);
+  if (cuda::loaded() && mx::default_device() == mx::Device::gpu) {
+    const std::byte* data = mapping->bytes().data();
+    return on_device(data + tensor.offset, shape, dtype);
+  }
   Placement placed = place(mapping, tensor);
   mx::array out(std::move(placed.data), std::move(shape), dtype);
   // The constructor has no offset; sharing the buffer with itself sets one.

@@ -1,8 +1,11 @@
 # Flattens the device code into one string: each `#include "..."` is replaced by
 # the file it names, once. Run as
 #   cmake -DROOT=metal/kernels.metal -DOUTPUT=metal_source.cpp -P embed.cmake
-# The output defines `const char* mlx_gguf::metal::source()`.
+# The output defines `const char* mlx_gguf::metal::source()`, or NAMESPACE's.
 cmake_minimum_required(VERSION 3.24)
+if(NOT DEFINED NAMESPACE)
+  set(NAMESPACE mlx_gguf::metal)
+endif()
 
 set(SEEN "")
 set(TEXT "")
@@ -43,14 +46,14 @@ string(LENGTH "${TEXT}" LENGTH)
 set(AT 0)
 while(AT LESS LENGTH)
   string(SUBSTRING "${TEXT}" ${AT} 8000 PART)
-  string(APPEND LITERALS "R\"metal(${PART})metal\"\n")
+  string(APPEND LITERALS "R\"code(${PART})code\"\n")
   math(EXPR AT "${AT} + 8000")
 endwhile()
-file(WRITE "${OUTPUT}" "// Generated from metal/.
-namespace mlx_gguf::metal {
+file(WRITE "${OUTPUT}" "// Generated from ${ROOT}.
+namespace ${NAMESPACE} {
 const char* source();
 const char* source() {
   return ${LITERALS};
 }
-} // namespace mlx_gguf::metal
+} // namespace ${NAMESPACE}
 ")

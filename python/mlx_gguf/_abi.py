@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
 
 VERSION = metadata.version("mlx-gguf")
 
@@ -47,4 +48,16 @@ def check() -> None:
         )
 
 
+def load_cuda() -> None:
+    """Load the CUDA backend where MLX has CUDA and a device; it makes no stream."""
+    import mlx.core as mx
+
+    from . import _ext
+
+    backend = Path(__file__).with_name("_cuda.so")
+    if mx.cuda.is_available() and backend.exists():
+        _ext.load_cuda(str(backend))
+
+
 check()
+load_cuda()

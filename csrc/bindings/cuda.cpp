@@ -1,0 +1,95 @@
+// Loading the CUDA backend, and what its kernels and plans are.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <tuple>
+
+#include "bindings/bindings.h"
+#include "cuda/backend.h"
+#include "cuda/names.h"
+#include "cuda/plan.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace mlx_gguf {
+
+namespace {
+
+mlx::core::Dtype dtype_named(const std::string& name) {
+  return name == "float16"    ? mlx::core::float16
+         : name == "bfloat16" ? mlx::core::bfloat16
+                              : mlx::core::float32;
+}
+
+// Of the device that the rules know best: what a plan is can be asked anywhere.
+std::string cuda_plan_for(
+    const std::string& qtype,
+    const std::string& dtype,
+    int64_t M,
+    int64_t N,
+    int64_t K,
+    bool transpose) {
+  if (M < 1 || N < 1 || K < 1) {
+    throw std::invalid_argument(
+        "[cuda_plan_for] Expected M, N and K of at least 1. Received " +
+        std::to_string(M) + ", " + std::to_string(N) + " and " +
+        std::to_string(K) + ".");
+  }
+  const Format& format = supported_format("cuda_plan_for", qtype);
+  return to_string(
+      cuda::choose(
+          format,
+          dtype_named(dtype),
+          M,
+          N,
+          K,
+          1,
+          transpose,
+          true,
+          cuda::Gpu{}));
+}
+
+} // namespace
+
+void bind_cuda(nb::module_& m) {
+  m.def(
+      "load_cuda",
+      &cuda::load,
+      "path"_a,
+      "Load the CUDA backend from its shared object; RuntimeError if it does "
+      "not load.");
+  m.def(
+      "has_cuda",
+      [] { return cuda::loaded() != nullptr; },
+      "Whether the CUDA backend is loaded.");
+  m.def(
+      "cuda_kernels",
+      [] {
+        std::vector<std::tuple<std::string, std::string, int>> out;
+        for (auto& k : cuda::cuda_kernels()) {
+          out.emplace_back(k.name, k.function, k.least_architecture);
+        }
+        return out;
+      },
+      "Every CUDA kernel: its name, its C++ function and the least "
+      "architecture "
+      "(80 or 90) that has it, whether or not CUDA is here.");
+  m.def(
+      "cuda_plan_for",
+      &cuda_plan_for,
+      "qtype"_a,
+      "dtype"_a,
+      "M"_a,
+      "N"_a,
+      "K"_a,
+      "transpose"_a = true,
+      "The plan of ``x @ W.T`` on an H200, x ``[M, K]`` of a dtype's name and "
+      "W "
+      "``[N, K]``.");
+}
+
+} // namespace mlx_gguf

@@ -1,0 +1,40 @@
+// What the CUDA backend is to the extension: a shared object of its own, as it
+// needs symbols that only MLX builds with CUDA have.
+#pragma once
+
+#include "../primitives.h"
+
+namespace mlx_gguf::cuda {
+
+struct Backend {
+  void (*quantized_matmul)(
+      const std::vector<array>& inputs,
+      array& out,
+      const MatmulState& state,
+      mx::Stream s);
+  // Indices are not checked: the GPU reads them. As MLX's own gather_qmm.
+  void (*gather_qmm)(
+      const std::vector<array>& inputs,
+      array& out,
+      const Format& format,
+      bool transpose,
+      bool sorted,
+      mx::Stream s);
+  void (*dequantize)(
+      const array& w, array& out, const Format& format, mx::Stream s);
+  // Copies host memory into an array's, in large pieces, and waits.
+  void (*upload)(array& to, const void* from, size_t nbytes);
+};
+
+// The one function the shared object exports, by this name.
+constexpr const char* entry_name = "mlx_gguf_cuda_backend";
+using Entry = const Backend* (*)();
+
+// Loads the shared object of a path; std::runtime_error with the reason if that
+// fails. Once for the process; later calls do nothing.
+void load(const std::string& path);
+
+// nullptr until load().
+const Backend* loaded();
+
+} // namespace mlx_gguf::cuda

@@ -1,0 +1,90 @@
+#include "cuda/names.h"
+
+#include <cctype>
+#include <stdexcept>
+
+namespace mlx_gguf::cuda {
+
+namespace {
+
+using mlx::core::Dtype;
+
+struct DtypeNames {
+  const char* ours;
+  const char* cuda;
+};
+
+DtypeNames names_of(Dtype x) {
+  switch (x.val()) {
+    case Dtype::Val::float16:
+      return {"f16", "half_t"};
+    case Dtype::Val::bfloat16:
+      return {"bf16", "bfloat_t"};
+    case Dtype::Val::float32:
+      return {"f32", "float"};
+    default:
+      throw std::invalid_argument(
+          "[cuda::kernel_name] Expected x of dtype float16, bfloat16 or "
+          "float32.");
+  }
+}
+
+// "q4_k" is Q4_K in cuda/.
+std::string struct_of(const Format& format) {
+  std::string out = format.name;
+  for (char& c : out) {
+    c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return out;
+}
+
+} // namespace
+
+std::string kernel_name(const Plan& plan, const Format& format, Dtype x) {
+  std::string out = "gguf_" + to_string(plan.kernel) + "_" + format.name + "_" +
+                    names_of(x).ours;
+  switch (plan.kernel) {
+    case Kernel::gemv_tma:
+      return out + "_copy" + std::to_string(plan.copy) + "_every" +
+             std::to_string(plan.interleave) + "_ahead" +
+             std::to_string(plan.ahead);
+    case Kernel::gemv:
+      return out + "_tiles" + std::to_string(plan.tiles);
+    case Kernel::gemm_block:
+    case Kernel::gather_gemm_block:
+      return out + (plan.transpose ? "_t" : "_n");
+    default:
+      return out;
+  }
+}
+
+std::string function_of(const Plan& plan, const Format& format, Dtype x) {
+  std::string type = struct_of(format), t = names_of(x).cuda;
+  std::string unit = "Tc" + type;
+  auto number = [](int value) { return std::to_string(value); };
+  auto truth = [](bool value) { return value ? "true" : "false"; };
+  switch (plan.kernel) {
+    case Kernel::gemv_tma:
+      return "gemv_tma<" + unit + ", " + t + ", " + number(plan.copy) + ", " +
+             number(plan.interleave) + ", " + number(plan.ahead) + ">";
+    case Kernel::gemv:
+      return "gemv<" + unit + ", " + t + ", " + number(plan.tiles) + ", 1, 2>";
+    case Kernel::gemv_block:
+      return "gemv_block<" + type + ", " + t + ">";
+    case Kernel::prepare:
+      return "prepare<" + unit + ", " + t + ">";
+    case Kernel::gemm:
+    case Kernel::gather_gemm:
+      return "gemm<" + unit + ", " + t + ", " +
+             truth(plan.kernel == Kernel::gather_gemm) + ">";
+    case Kernel::gemm_block:
+    case Kernel::gather_gemm_block:
+      return "gemm_block<" + type + ", " + t + ", " + truth(plan.transpose) +
+             ", " + truth(plan.kernel == Kernel::gather_gemm_block) + ">";
+    case Kernel::dequantize:
+      return "dequantize<" + type + ", " + t + ">";
+  }
+  throw std::logic_error("[cuda::function_of] Expected a known kernel.");
+}
+
+} // namespace mlx_gguf::cuda

@@ -1,0 +1,20 @@
+// The grammar of CUDA kernel names. A plan, a tensor type and the dtype of x
+// make a name and the C++ function behind it.
+#pragma once
+
+#include <string>
+
+#include "cuda/plan.h"
+
+namespace mlx_gguf::cuda {
+
+// gguf_gemv_tma_q4_k_f16_copy1_every1_ahead2, gguf_gemv_q4_k_f32_tiles3,
+// gguf_gemm_q4_k_f16, gguf_gemm_block_q4_k_f16_t, gguf_dequantize_q4_k_f16
+std::string kernel_name(
+    const Plan& plan, const Format& format, mlx::core::Dtype x);
+
+// The function with its template arguments, as C++ names it.
+std::string function_of(
+    const Plan& plan, const Format& format, mlx::core::Dtype x);
+
+} // namespace mlx_gguf::cuda

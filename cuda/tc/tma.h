@@ -1,0 +1,142 @@
+// The tensor copy engine and clusters of compute capability 9.0.
+#pragma once
+#include "ring.h"
+
+// What the driver encodes: w as matrices of rows of 8-byte numbers.
+struct alignas(64) TensorMap {
+  uint8_t opaque[128];
+};
+
+// That this block runs; it orders no memory.
+DEVICE void cluster_start() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+DEVICE void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+DEVICE void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Writes to the same place in another block's shared memory.
+DEVICE void put_remote(
+    float* to, uint32_t rank, uint32_t cluster, float value) {
+  if (cluster == 1) {
+    *to = value;
+    return;
+  }
+  asm volatile(
+      "{\n.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "st.shared::cluster.f32 [there], %2;\n}" ::"r"(shared_address(to)),
+      "r"(rank),
+      "f"(value)
+      : "memory");
+}
+
+// A warp's ring of COPY units of 16 rows. A copy starts at 16 bytes and takes
+// rows whose distance is a multiple of that, every INTERLEAVE-th row: so that 8
+// rows take as many copies, each with up to 14 bytes before its data, and lie
+// in that order. Copies go to multiples of 128 bytes.
+template <typename F, int COPY, int INTERLEAVE>
+struct TmaRing {
+  static constexpr uint32_t size = COPY * F::bytes;
+  static constexpr uint32_t before = F::bytes % 16 == 0 ? 0 : 14;
+  // An odd number of 16 bytes keeps the rows of a load on different banks.
+  static constexpr uint32_t stride = 16 * ((size + before + 15) / 16 | 1);
+  static constexpr uint32_t in_copy = 8 / INTERLEAVE;
+  static constexpr uint32_t copy_bytes = in_copy * stride;
+  static constexpr uint32_t slot_bytes = copy_bytes + 127 & ~127u;
+  static constexpr uint32_t eight_bytes = INTERLEAVE * slot_bytes;
+  static constexpr uint32_t stage_bytes = 2 * eight_bytes;
+
+  uint8_t* base;
+  uint32_t barriers;
+  uint32_t stages;
+  uint32_t lane;
+  uint32_t row_bytes;
+  uint32_t put = 0; // the stages in turn
+  uint32_t taken = 0;
+  uint32_t parity = 0;
+
+  DEVICE TmaRing(
+      uint8_t* rings,
+      uint8_t* all_barriers,
+      uint32_t stages,
+      uint32_t warp,
+      uint32_t lane,
+      uint32_t row_bytes)
+      : base(rings + warp * stages * stage_bytes),
+        barriers(shared_address(all_barriers) + 8 * warp * stages),
+        stages(stages),
+        lane(lane),
+        row_bytes(row_bytes) {
+    if (lane < stages) {
+      asm volatile(
+          "mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * lane)
+          : "memory");
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncwarp();
+  }
+
+  // Which of 8 rows row g is.
+  DEVICE static uint32_t number(uint32_t g) {
+    return g % in_copy * INTERLEAVE + g / in_copy;
+  }
+  // Where the unit's data of row g of 8 lies in a stage.
+  DEVICE uint32_t row(uint32_t g, uint32_t unit) const {
+    uint32_t at = g / in_copy * slot_bytes + g % in_copy * stride;
+    return before ? at + (g / in_copy * row_bytes + unit * F::bytes) % 16 : at;
+  }
+
+  // `rows` are left from `row` on; the engine writes zeros past the matrix.
+  DEVICE void fill(
+      const TensorMap& w,
+      uint32_t unit,
+      uint32_t row,
+      uint32_t rows,
+      uint32_t matrix) {
+    if (lane == 0) {
+      bool both = rows > 8;
+      uint32_t barrier = barriers + 8 * put;
+      uint32_t to = shared_address(base) + put * stage_bytes;
+      asm volatile(
+          "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+              barrier),
+          "r"((both ? 2 : 1) * INTERLEAVE * copy_bytes)
+          : "memory");
+      UNROLL
+      for (int i = 0; i < 2 * INTERLEAVE; ++i) {
+        if (i < INTERLEAVE || both) {
+          uint32_t from = i % INTERLEAVE * row_bytes + unit * F::bytes;
+          asm volatile(
+              "cp.async.bulk.tensor.3d.shared::cluster.global.tile"
+              ".mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+                  "r"(to + i * slot_bytes),
+              "l"(&w),
+              "r"(from / 16 * 2),
+              "r"((row + i / INTERLEAVE * 8) / INTERLEAVE),
+              "r"(matrix),
+              "r"(barrier)
+              : "memory");
+        }
+      }
+    }
+    put = put + 1 == stages ? 0 : put + 1;
+  }
+  DEVICE const uint8_t* take() {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}" ::"r"(barriers + 8 * taken),
+        "r"(parity)
+        : "memory");
+    const uint8_t* stage = base + taken * stage_bytes;
+    if (++taken == stages) {
+      taken = 0;
+      parity ^= 1;
+    }
+    return stage;
+  }
+};
