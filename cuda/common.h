@@ -128,10 +128,13 @@ DEVICE void mma(
 
 // Batch entry z reads x matrix lhs[z] and w matrix rhs[z], or the z-th of each.
 DEVICE uint64_t x_offset(const Params& p, const uint32_t* lhs, uint32_t z) {
-  return (p.gather ? lhs[z] : z) * p.x_step;
+  return (p.gather ? min(lhs[z], p.last_x) : z) * p.x_step;
+}
+DEVICE uint32_t matrix_of(const Params& p, const uint32_t* rhs, uint32_t z) {
+  return p.gather ? min(rhs[z], p.last_w) : z;
 }
 DEVICE uint64_t w_offset(const Params& p, const uint32_t* rhs, uint32_t z) {
-  return (p.gather ? rhs[z] : z) * p.w_step;
+  return matrix_of(p, rhs, z) * p.w_step;
 }
 
 // The epilogue of one element.

@@ -34,8 +34,9 @@ __global__ void __launch_bounds__(256) prepare(
   uint32_t row = tile * rows + m, at = 256 * unit + 8 * lane;
   Eight<T> eight = {};
   if (row < p.M && at < p.K) {
-    uint64_t from = p.gather ? lhs[row] * p.x_step
-                             : blockIdx.y * p.x_step + uint64_t(row) * p.K;
+    uint64_t from = p.gather == 2
+                        ? x_offset(p, lhs, row)
+                        : x_offset(p, lhs, blockIdx.y) + uint64_t(row) * p.K;
     eight.load(x + from + at);
   }
   uint64_t index = (uint64_t(blockIdx.y) * tiles + tile) * units + unit;
@@ -75,11 +76,13 @@ __global__ void __launch_bounds__(256, 1) gemm(
   Weights ring(memory + 2 * unit_bytes + warp * Weights::bytes, lane);
   Operand<gemm_tiles, F::summed, Parts<T>::scaled> operand(gemm_columns, g, t);
   for (uint32_t first = m0, last = end; first < end; first = last) {
-    uint32_t matrix = GATHER ? rhs[first] : p.w_step ? blockIdx.z : 0;
+    uint32_t matrix = GATHER                 ? rhs[first]
+                      : p.gather || p.w_step ? matrix_of(p, rhs, blockIdx.z)
+                                             : 0;
     for (last = GATHER ? first + 1 : end; last < end && rhs[last] == matrix;) {
       ++last;
     }
-    const uint8_t* base = w + matrix * p.w_step;
+    const uint8_t* base = w + min(matrix, p.last_w) * p.w_step;
     auto row_of = [&](uint32_t i) {
       return base + uint64_t(min(row0 + i, p.N - 1)) * row_bytes;
     };

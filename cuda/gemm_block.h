@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(256) gemm_block(
   c += blockIdx.z * p.c_step;
   y += blockIdx.z * p.y_step;
   auto row_of = [&](uint32_t m) {
-    return x + (GATHER ? lhs[m] * p.x_step : uint64_t(m) * depth);
+    return x + (GATHER ? x_offset(p, lhs, m) : uint64_t(m) * depth);
   };
   uint32_t tn = threadIdx.x % 16, tm = threadIdx.x / 16;
   for (uint32_t first = m0, last = end; first < end; first = last) {
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(256) gemm_block(
     last = end;
     if (GATHER) {
       uint32_t expert = rhs[first];
-      matrix += expert * p.w_step;
+      matrix += min(expert, p.last_w) * p.w_step;
       for (last = first + 1; last < end && rhs[last] == expert;) {
         ++last;
       }

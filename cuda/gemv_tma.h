@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(512, 1) gemv_tma(
       x, 256 * unit0, count, p, warp, warps);
   uint32_t row_bytes = p.K / F::block * (F::bytes / (256 / F::block));
   Weights ring(memory, barriers, p.stages, warp, lane, row_bytes);
-  uint32_t matrix = p.gather ? rhs[blockIdx.z] : p.w_step ? blockIdx.z : 0;
+  uint32_t matrix = p.gather || p.w_step ? matrix_of(p, rhs, blockIdx.z) : 0;
   uint32_t next_tile = turn < count ? group : tiles, next_unit = turn;
   auto fill = [&] {
     if (next_tile < tiles) {

@@ -10,7 +10,7 @@ struct Params {
   uint32_t M; // rows of x, c and y; rows to write for dequantize
   uint32_t N;
   uint32_t K;
-  uint32_t gather; // 1: lhs and rhs choose the x and w of a batch entry
+  uint32_t gather; // lhs and rhs choose the x and w of 1: an entry, 2: a row
   uint32_t has_c;
   float alpha;
   float beta;
@@ -22,8 +22,12 @@ struct Params {
   uint32_t owned;   // of them, by one block of the cluster, likewise
   uint32_t stages;  // of a warp's ring
   uint32_t inverse; // 2^31 / M, rounded up
-  uint64_t x_step;  // in elements
-  uint64_t w_step;  // in bytes
-  uint64_t c_step;  // in elements
-  uint64_t y_step;  // in elements
+  // Of the matrices that lhs and rhs choose from: an index past it is taken for
+  // it, so that nothing but a wrong product comes of one.
+  uint32_t last_x;
+  uint32_t last_w;
+  uint64_t x_step; // in elements
+  uint64_t w_step; // in bytes
+  uint64_t c_step; // in elements
+  uint64_t y_step; // in elements
 };

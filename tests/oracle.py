@@ -9,6 +9,8 @@ DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 #: Bounds of the relative error of a result before it is rounded to the output's dtype. Integer
 #: dot products may take 16-bit floats as fixed point of 16 bits.
 TOLERANCE = {mx.float32: 2e-6, mx.float16: 3e-5, mx.bfloat16: 3e-5}
+#: Whether the operations run on a GPU here, which promises less than the CPU does.
+ON_GPU = mx.default_device().type == mx.gpu
 # Results whose norm cannot cancel: a relative error is asked of these alone. Smaller ones are
 # judged number by number, and the tests show them to equal parts of larger ones to the bit.
 _MANY = 64

@@ -25,6 +25,41 @@ mlx::core::Dtype dtype_named(const std::string& name) {
                               : mlx::core::float32;
 }
 
+// What a benchmark needs to launch a gemv by itself, on an H200:
+// cuda/params.h's numbers by name.
+nb::dict cuda_launch(
+    const std::string& qtype,
+    const std::string& dtype,
+    int64_t M,
+    int64_t N,
+    int64_t K) {
+  const Format& format = supported_format("cuda_launch", qtype);
+  mlx::core::Dtype x = dtype_named(dtype);
+  cuda::Gpu gpu;
+  cuda::Plan plan = cuda::choose(format, x, M, N, K, 1, true, true, gpu);
+  if (plan.kernel != cuda::Kernel::gemv_tma) {
+    throw std::invalid_argument(
+        "[cuda_launch] Expected a product that gemv_tma takes. Received one "
+        "for " +
+        to_string(plan) + ".");
+  }
+  cuda::TmaLaunch l = cuda::tma_launch(plan, format, M, N, K, 1, gpu);
+  nb::dict out;
+  out["function"] = cuda::function_of(plan, format, x);
+  out["plan"] = to_string(plan);
+  out["cluster"] = plan.cluster;
+  out["grid"] = nb::make_tuple(plan.cluster, l.clusters, 1);
+  out["block"] = nb::make_tuple(32, plan.groups, plan.turns);
+  out["shared_bytes"] = l.shared_bytes;
+  out["box_bytes"] = l.box_bytes;
+  out["interleave"] = plan.interleave;
+  out["held"] = l.held;
+  out["rows"] = l.rows;
+  out["owned"] = l.owned;
+  out["stages"] = plan.stages;
+  return out;
+}
+
 // Of the device that the rules know best: what a plan is can be asked anywhere.
 std::string cuda_plan_for(
     const std::string& qtype,
@@ -78,6 +113,15 @@ void bind_cuda(nb::module_& m) {
       "Every CUDA kernel: its name, its C++ function and the least "
       "architecture "
       "(80 or 90) that has it, whether or not CUDA is here.");
+  m.def(
+      "cuda_launch",
+      &cuda_launch,
+      "qtype"_a,
+      "dtype"_a,
+      "M"_a,
+      "N"_a,
+      "K"_a,
+      "How a product of 1 to 8 rows is launched on an H200, for benchmarks.");
   m.def(
       "cuda_plan_for",
       &cuda_plan_for,

@@ -74,6 +74,48 @@ array scratch(int64_t nbytes, mx::Stream s) {
   return out;
 }
 
+// MLX keeps executable graphs and gives a graph of the same shape to one of
+// them, which cannot change the clusters of a kernel. It tells graphs with a
+// child apart by the child's clusters, so a kernel with clusters is a child.
+void add_cluster_node(
+    mx::cu::CommandEncoder& encoder,
+    CUfunction kernel,
+    dim3 grid,
+    dim3 block,
+    int cluster,
+    uint32_t shared_bytes,
+    std::vector<void*>& arguments) {
+  CUgraph child = nullptr;
+  check(cuGraphCreate(&child, 0), "create a graph");
+  struct Guard {
+    CUgraph graph;
+    ~Guard() {
+      cuGraphDestroy(graph);
+    }
+  } guard{child};
+  CUDA_KERNEL_NODE_PARAMS params{};
+  params.func = kernel;
+  params.gridDimX = grid.x;
+  params.gridDimY = grid.y;
+  params.gridDimZ = grid.z;
+  params.blockDimX = block.x;
+  params.blockDimY = block.y;
+  params.blockDimZ = block.z;
+  params.sharedMemBytes = shared_bytes;
+  params.kernelParams = arguments.data();
+  CUgraphNode node = nullptr;
+  check(
+      cuGraphAddKernelNode(&node, child, nullptr, 0, &params), "add a kernel");
+  CUlaunchAttributeValue value{};
+  value.clusterDim.x = static_cast<unsigned>(cluster);
+  value.clusterDim.y = value.clusterDim.z = 1;
+  check(
+      cuGraphKernelNodeSetAttribute(
+          node, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &value),
+      "set a kernel's clusters");
+  encoder.add_graph_node(child);
+}
+
 void enqueue(
     const Plan& plan,
     const Format& format,
@@ -85,7 +127,7 @@ void enqueue(
     int64_t shared_bytes,
     std::vector<void*> arguments,
     mx::Stream s,
-    dim3 cluster = {}) {
+    int cluster = 1) {
   CUfunction kernel = function(plan, format, x);
   auto& encoder = mx::cu::get_command_encoder(s);
   for (const std::optional<array>* a : inputs) {
@@ -94,13 +136,13 @@ void enqueue(
     }
   }
   encoder.set_output_array(out);
-  encoder.add_kernel_node_raw(
-      kernel,
-      grid,
-      block,
-      cluster,
-      static_cast<uint32_t>(shared_bytes),
-      arguments.data());
+  auto bytes = static_cast<uint32_t>(shared_bytes);
+  if (cluster == 1) {
+    encoder.add_kernel_node_raw(
+        kernel, grid, block, dim3(0, 0, 0), bytes, arguments.data());
+  } else {
+    add_cluster_node(encoder, kernel, grid, block, cluster, bytes, arguments);
+  }
 }
 
 CUtensorMap tensor_map(
@@ -187,7 +229,7 @@ void launch_gemv(
         l.shared_bytes,
         {&map, &x, &c, &y, &p, &lhs, &rhs},
         s,
-        cluster > 1 ? dim3(cluster, 1, 1) : dim3(0, 0, 0));
+        plan.cluster);
     return;
   }
   std::vector<void*> arguments{&w, &x, &c, &y, &p, &lhs, &rhs};
@@ -362,9 +404,11 @@ Batch batch_of(
   if (w_count == 1) { // all rows of x are rows of one product
     p.M = static_cast<uint32_t>(rows);
     p.w_step = 0;
+    p.last_w = 0;
     return {};
   }
   p.M = out.shape(-2);
+  p.last_w = UINT32_MAX;
   Batch batch;
   batch.size = rows / p.M;
   mx::Shape x_axes = batch_axes(x);
@@ -376,6 +420,8 @@ Batch batch_of(
   }
   mx::Shape axes = batch_axes(out);
   p.gather = 1;
+  p.last_x = static_cast<uint32_t>(x_count - 1);
+  p.last_w = static_cast<uint32_t>(w_count - 1);
   batch.lhs = entries(x_axes, axes, s);
   batch.rhs = entries(w_axes, axes, s);
   return batch;
@@ -426,9 +472,6 @@ void quantized_matmul(
       state.transpose,
       copies_take(in.w),
       gpu());
-  if (p.gather && plan.kernel == Kernel::gemm) {
-    plan = Plan{.kernel = Kernel::gemm_block}; // takes any pairs of matrices
-  }
   int64_t matrices = product(batch_axes(in.w));
   launch(plan, format, p, in, out, batch.size, matrices, s);
 }
@@ -450,10 +493,17 @@ void gather_qmm(
   int64_t M = out.shape(-2);
   int64_t pairs = static_cast<int64_t>(inputs[2].size());
   p.gather = 1;
+  p.last_x = static_cast<uint32_t>(product(batch_axes(*in.x)) - 1);
+  p.last_w = static_cast<uint32_t>(in.w.shape(0) - 1);
   p.x_step = static_cast<uint64_t>(M) * in.x->shape(-1);
   p.y_step = static_cast<uint64_t>(M) * out.shape(-1);
   int64_t N = std::max(p.N, 1u), K = std::max(p.K, 1u);
   int64_t experts = in.w.shape(0);
+  if (experts == 0 || product(batch_axes(*in.x)) == 0) {
+    throw std::runtime_error(
+        std::string("[gather_qmm] Expected ") + (experts == 0 ? "rhs" : "lhs") +
+        "_indices below 0. Received some.");
+  }
   Plan plan = choose_gather(
       format,
       in.x->dtype(),
@@ -470,6 +520,7 @@ void gather_qmm(
   bool one = plan.kernel == Kernel::gather_gemm ||
              plan.kernel == Kernel::gather_gemm_block;
   p.M = static_cast<uint32_t>(one ? pairs : M);
+  p.gather = one ? 2 : 1;
   launch(plan, format, p, in, out, one ? 1 : pairs, experts, s);
 }
 

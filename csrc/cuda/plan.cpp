@@ -186,11 +186,19 @@ Plan gemv_plan(
   plan.tiles = parts_of(x) == 1 ? 1 : M <= 2 ? 1 : 3;
   plan.groups = N >= 32 * gpu.processors ? 2 : 1;
   plan.turns = 4;
-  return plan;
+  for (; plan.groups > 0; --plan.groups) {
+    if (gemv_launch(plan, format, x, M, K, gpu).shared_bytes <=
+        gpu.shared_bytes) {
+      return plan;
+    }
+  }
+  return Plan{.kernel = Kernel::gemv_block};
 }
 
-Plan gemm_plan(const Format& format, bool transpose, bool gather) {
-  if (has_units(format) && transpose) {
+Plan gemm_plan(
+    const Format& format, bool transpose, bool gather, const Gpu& gpu) {
+  if (has_units(format) && transpose &&
+      gemm_shared_bytes(format) <= gpu.shared_bytes) {
     return Plan{.kernel = gather ? Kernel::gather_gemm : Kernel::gemm};
   }
   return Plan{
@@ -322,7 +330,7 @@ Plan choose(
   if (transpose && M <= few_rows) {
     return gemv_plan(format, x, M, N, K, batch, aligned, gpu);
   }
-  return gemm_plan(format, transpose, false);
+  return gemm_plan(format, transpose, false, gpu);
 }
 
 Plan choose_gather(
@@ -340,12 +348,12 @@ Plan choose_gather(
   // A tile of sorted rows pays where an expert has several of them.
   int64_t rows = pairs / std::max<int64_t>(experts, 1);
   if (sorted && M == 1 && (rows >= 4 || !transpose)) {
-    return gemm_plan(format, transpose, true);
+    return gemm_plan(format, transpose, true, gpu);
   }
   if (transpose && M <= few_rows) {
     return gemv_plan(format, x, M, N, K, pairs, aligned, gpu);
   }
-  return Plan{.kernel = Kernel::gemm_block, .transpose = transpose};
+  return gemm_plan(format, transpose, false, gpu);
 }
 
 namespace {
@@ -395,8 +403,8 @@ std::vector<ListedKernel> cuda_kernels() {
           add({.kernel = kernel, .transpose = transpose}, format, x);
         }
       }
+      add({.kernel = Kernel::gemv_block}, format, x);
       if (!has_units(format)) {
-        add({.kernel = Kernel::gemv_block}, format, x);
         continue;
       }
       for (Kernel kernel :

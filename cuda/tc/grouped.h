@@ -174,9 +174,18 @@ struct TcNibbles {
       Sums<TILES>& total) {
     Sums<TILES> sums;
     if constexpr (MIN) {
-      Sums<TILES> mins;
-      add_mins(mins, x, 0, mins_of(r0, blocks, x.t), mins_of(r1, blocks, x.t));
-      fold(sums, mins, sum_unit, sum_unit);
+      // Any f16: a factor of sum_rest would push small ones out of its range.
+      uint32_t mins0 = mins_of(r0, blocks, x.t),
+               mins1 = mins_of(r1, blocks, x.t);
+      Sums<TILES> high, rest;
+      UNROLL
+      for (int i = 0; i < TILES; ++i) {
+        uint2 b = x.sums(0, i);
+        mma(high.v[i], mins0, mins1, 0, 0, b.x, 0);
+        mma(rest.v[i], mins0, mins1, 0, 0, b.y, 0);
+      }
+      fold(sums, high, sum_unit, sum_unit);
+      fold(sums, rest, sum_unit / sum_rest, sum_unit / sum_rest);
     }
     UNROLL
     for (int b = 0; b < 8; ++b) {

@@ -1,0 +1,203 @@
+"""Products of few rows on a CUDA device against the read floor, float64 and MLX's 4-bit.
+
+    python benchmarks/cuda_gemv.py --json results.json
+
+Kernels run by themselves as CUDA graph replays over weights that rotate through 1 GiB, so that
+they are cold; the read floor is the best of several launches of a kernel that reads the same
+bytes and does nothing else, in the same run. The launch that is timed is checked. MLX's own
+4-bit product and ours are then timed through MLX, as mx.eval of many independent products.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+import time
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from cuda_driver import ROOT, Device, Params, compile, flatten
+
+import mlx_gguf as gg
+from mlx_gguf import _ext
+
+sys.path.insert(0, str(ROOT / "tests"))
+from blocks import dequantize64, random_blocks  # noqa: E402
+
+SHAPES = [
+    (4096, 4096),
+    (12288, 4096),
+    (4096, 12288),
+    (17408, 5120),
+    (5120, 17408),
+    (34816, 5120),
+    (151936, 4096),
+]
+TYPES = ["q4_k", "q5_k", "q6_k", "q8_0", "iq4_xs"]
+POOL = 1 << 30
+FLOORS = [(132 * 2, 1024), (132 * 4, 512), (132 * 6, 512), (132 * 8, 256), (132 * 16, 256)]
+
+
+def floor_seconds(device: Device, floor, pool: int, nbytes: int) -> float:
+    step = -(-nbytes // 256) * 256
+    count = max(1, min(64, POOL // step))
+
+    def timed(grid: int, threads: int) -> float:
+        def launch(i: int) -> None:
+            at = pool + i % count * step
+            device.launch(
+                floor, (grid, 1, 1), (threads, 1, 1), 0, 1, [at, nbytes // 16, pool + POOL]
+            )
+
+        return device.seconds(launch, max(32, count))
+
+    return min(timed(*shape) for shape in FLOORS)
+
+
+def gemv(device: Device, kernels: dict, qtype: str, M: int, N: int, K: int):
+    """A function of the addresses of w, x and y that launches the product, and its plan."""
+    info = _ext.cuda_launch(qtype, "float16", M, N, K)
+    if info["function"] not in kernels:
+        source = flatten(ROOT / "cuda" / "kernels.cu")
+        code, (name,) = compile(source, [info["function"]])
+        kernels[info["function"]] = device.function(code, name)
+    params = Params(M=M, N=N, K=K, alpha=1, beta=1, columns=M, inverse=-(-(1 << 31) // M))
+    for name in ("held", "rows", "owned", "stages"):
+        setattr(params, name, info[name])
+    params.x_step, params.y_step = M * K, M * N
+    row_bytes = K // gg.find_format(qtype).block_size * gg.find_format(qtype).block_bytes
+    maps: dict = {}
+
+    def launch(w: int, x: int, y: int) -> None:
+        if w not in maps:
+            maps[w] = device.tensor_map(w, row_bytes, N, info["interleave"], info["box_bytes"])
+        device.launch(
+            kernels[info["function"]],
+            info["grid"],
+            info["block"],
+            info["shared_bytes"],
+            info["cluster"],
+            [maps[w], x, 0, y, params, 0, 0],
+        )
+
+    return launch, info["plan"]
+
+
+def measure(device, kernels, floor, pool, qtype, N, K, rng) -> dict:
+    packed = random_blocks(qtype, 512, K, rng)
+    nbytes = packed.nbytes // 512 * N
+    step = -(-nbytes // 256) * 256
+    count = max(1, min(64, POOL // step))
+    device.upload(pool, packed)
+    device.repeat(pool, packed.nbytes, POOL)
+    row = {"qtype": qtype, "N": N, "K": K, "bytes": nbytes}
+    row["floor_us"] = 1e6 * floor_seconds(device, floor, pool, nbytes)
+    x64 = rng.standard_normal((8, K)).astype(np.float16)
+    x, y = pool + POOL + 4096, pool + POOL + (1 << 20)
+    first = None
+    for M in (1, 8):
+        launch, plan = gemv(device, kernels, qtype, M, N, K)
+        device.upload(x, x64[:M])
+
+        def go(i: int, launch=launch) -> None:
+            launch(pool + i % count * step, x, y)
+
+        seconds = device.seconds(go, max(32, count))
+        # Rows of the last launch are 512 at a time those of `packed`, from where it starts.
+        at = (max(32, count) - 1) % count * step
+        got = device.download(y, (M, N), np.float16).astype(np.float64)
+        row_bytes = packed.nbytes // 512
+        if at % row_bytes == 0:
+            W = dequantize64(np.roll(packed, -(at // row_bytes), 0), qtype)
+            take = min(N, 512)
+            ref = x64[:M].astype(np.float64) @ W[:take].T
+            error = np.linalg.norm(got[:, :take] - ref) / np.linalg.norm(ref)
+            row[f"error_m{M}"] = error
+        row |= {f"us_m{M}": 1e6 * seconds, f"plan_m{M}": plan}
+        row[f"ratio_m{M}"] = row[f"us_m{M}"] / row["floor_us"]
+        row[f"gbs_m{M}"] = nbytes / seconds / 1e9
+        first = got if first is None else first
+        row["rows_equal"] = bool((got[:1] == first).all())
+    row["m8_over_m1"] = row["us_m8"] / row["us_m1"]
+    return row
+
+
+def through_mlx(N: int, K: int, rng) -> dict:
+    """Ours (q4_k) and MLX's affine 4-bit, groups of 32, as mx.eval of 64 products."""
+    count = max(8, min(64, (1 << 30) // (N * K * 9 // 16)))
+    x = mx.array(rng.standard_normal((1, K)).astype(np.float16))
+    packed = random_blocks("q4_k", 256, K, rng)
+    ours = [mx.array(np.resize(packed, (N, packed.shape[1]))) for _ in range(count)]
+    dense = mx.random.normal((N, K)).astype(mx.float16)
+    theirs = [[a + 0 for a in mx.quantize(dense, group_size=32, bits=4)] for _ in range(count)]
+    mx.eval(ours, theirs)
+    # A copy lies in the device's own memory.
+    ours = [w + mx.array(0, mx.uint8) for w in ours]
+    mx.eval(ours)
+
+    def timed(make) -> float:
+        times = []
+        for _ in range(12):
+            outputs = [make(i) for i in range(count)]
+            mx.synchronize()
+            start = time.perf_counter()
+            mx.eval(outputs)
+            times.append((time.perf_counter() - start) / count)
+        return 1e6 * float(np.median(times[2:]))
+
+    our = timed(lambda i: gg.quantized_matmul(x, ours[i], "q4_k"))
+    their = timed(
+        lambda i: mx.quantized_matmul(x, *theirs[i], transpose=True, group_size=32, bits=4)
+    )
+    return {"N": N, "K": K, "ours_us": our, "mlx4_us": their, "faster": their / our}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--no-mlx", action="store_true")
+    args = parser.parse_args()
+    device, rng = Device(), np.random.default_rng(0)
+    code, _ = compile((ROOT / "benchmarks" / "cuda_read_floor.cu").read_text(), [])
+    floor = device.function(code, b"read_floor")
+    pool = device.malloc(POOL + (1 << 24))
+    kernels: dict = {}
+    info = mx.device_info(mx.gpu)
+    out = {
+        "date": datetime.date.today().isoformat(),
+        "device": str(info.get("device_name")),
+        "mlx": mx.__version__,
+        "kernels": [],
+        "through_mlx": [],
+    }
+    print(f"{'type':8}{'N':>8}{'K':>7}{'floor us':>10}{'M=1':>8}{'M=8':>8}{'M8/M1':>7}  error")
+    for qtype in args.types.split(","):
+        for N, K in SHAPES:
+            row = measure(device, kernels, floor, pool, qtype, N, K, rng)
+            out["kernels"].append(row)
+            print(
+                f"{qtype:8}{N:8}{K:7}{row['floor_us']:10.2f}{row['ratio_m1']:8.2f}"
+                f"{row['ratio_m8']:8.2f}{row['m8_over_m1']:7.2f}  "
+                f"{row.get('error_m1', float('nan')):.1e}"
+                + ("" if row["rows_equal"] else "  ROWS DIFFER"),
+                flush=True,
+            )
+    if not args.no_mlx:
+        for N, K in SHAPES[:-1]:
+            row = through_mlx(N, K, rng)
+            out["through_mlx"].append(row)
+            print(
+                f"through MLX {N}x{K}: ours {row['ours_us']:.1f} us, MLX 4-bit "
+                f"{row['mlx4_us']:.1f} us, x{row['faster']:.2f}",
+                flush=True,
+            )
+    if args.json:
+        args.json.write_text(json.dumps(out, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
