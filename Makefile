@@ -8,12 +8,12 @@ BACKEND ?= $(if $(filter Linux,$(shell uname -s)),cpu)
 comma := ,
 EXTRA = $(1)$(if $(BACKEND),$(comma)$(BACKEND))
 
-SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc metal cmake python -type f \
-	\( -name '*.cpp' -o -name '*.h' -o -name '*.metal' -o -name '*.py' \
+SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc metal cuda cmake python -type f \
+	\( -name '*.cpp' -o -name '*.h' -o -name '*.metal' -o -name '*.cu' -o -name '*.py' \
 	-o -name '*.pyi' -o -name '*.cmake' \))
-CPP := $(shell find csrc tests metal -name '*.cpp' -o -name '*.h' -o -name '*.metal')
+CPP := $(shell find csrc tests metal cuda -name '*.cpp' -o -name '*.h' -o -name '*.metal' -o -name '*.cu')
 
-.PHONY: demo test test-metal reference stubs lint format fuzz sanitize wheel macos clean
+.PHONY: demo test test-metal test-cuda reference stubs lint format fuzz sanitize wheel macos clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m mlx_gguf.demo
@@ -25,6 +25,12 @@ test: $(VENV)/.test
 test-metal: $(VENV)/.test
 	$(BIN)/python -m pytest tests/test_metal_emulator.py tests/test_metal_kernels.py \
 		tests/test_metal_host.py tests/test_macos_build.py $(PYTEST)
+
+# The kernels compiled for every machine, and the whole operation suite on a GPU
+# where BACKEND=cuda13 finds one. (test_streams.py is about the CPU's.)
+test-cuda: $(VENV)/.test
+	$(BIN)/python -m pytest tests/test_cuda_kernels.py tests/test_matmul.py tests/test_gather.py \
+		tests/test_dequantize.py tests/test_layouts.py tests/test_transforms.py $(PYTEST)
 
 # Reference logits of the tiny models, from PyTorch; the results are committed.
 reference: $(VENV)-reference/.done

@@ -19,7 +19,7 @@ PARAMS = {  # cuda/params.h
 
 
 class Params(C.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, C.c_uint32) for name in PARAMS["u32"]),
         *((name, C.c_float) for name in PARAMS["f32"]),
         *((name, C.c_uint32) for name in PARAMS["more"]),
@@ -28,7 +28,7 @@ class Params(C.Structure):
 
 
 class TensorMap(C.Structure):
-    _fields_ = [("opaque", C.c_uint64 * 16)]  # noqa: RUF012
+    _fields_ = [("opaque", C.c_uint64 * 16)]
 
 
 def flatten(path: Path, seen: set[Path] | None = None) -> str:
@@ -78,7 +78,9 @@ def compile(source: str, functions: list[str], arch: str = "sm_90") -> tuple[byt
         nvrtc.nvrtcGetProgramLogSize(program, C.byref(size))
         log = C.create_string_buffer(size.value)
         nvrtc.nvrtcGetProgramLog(program, log)
-        raise RuntimeError(f"[compile] Expected {functions} to compile. Received:\n{log.value.decode()}")
+        raise RuntimeError(
+            f"[compile] Expected {functions} to compile. Received:\n{log.value.decode()}"
+        )
     names = []
     for function in functions:
         name = C.c_char_p()
@@ -173,10 +175,10 @@ class Device:
         pointers = (C.c_void_p * len(values))(*(C.addressof(v) for v in values))
 
         class Attribute(C.Structure):
-            _fields_ = [("id", C.c_uint), ("pad", C.c_uint), ("value", C.c_uint * 16)]  # noqa: RUF012
+            _fields_ = [("id", C.c_uint), ("pad", C.c_uint), ("value", C.c_uint * 16)]
 
         class Config(C.Structure):
-            _fields_ = [  # noqa: RUF012
+            _fields_ = [
                 ("grid", C.c_uint * 3),
                 ("block", C.c_uint * 3),
                 ("shared", C.c_uint),

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-from cuda_driver import ROOT, Device, Params, compile, flatten
 
 import mlx_gguf as gg
+from cuda_driver import ROOT, Device, Params, compile, flatten
 from mlx_gguf import _ext
 
 sys.path.insert(0, str(ROOT / "tests"))
-from blocks import dequantize64, random_blocks  # noqa: E402
+from blocks import dequantize64, random_blocks
 
 SHAPES = [
     (4096, 4096),

@@ -231,6 +231,9 @@ array indices_or_all(
     for (int n : batch) {
       size *= n;
     }
+    if (size == 0) { // MLX's CUDA backend cannot count to nothing
+      return mx::zeros(batch, mx::uint32, s);
+    }
     return mx::reshape(mx::arange(0, size, mx::uint32, s), batch, s);
   }
   if (!mx::issubdtype(indices->dtype(), mx::integer)) {

@@ -256,6 +256,9 @@ Arrays GatherQmm::vjp(
   const array& x = primals[0];
   const array& rhs = primals[3];
   int pairs = static_cast<int>(rhs.size());
+  if (pairs == 0) {
+    return {mx::zeros_like(x, stream())};
+  }
   array each = mx::reshape(
       mx::arange(0, pairs, mx::uint32, stream()), rhs.shape(), stream());
   array grad = gather_node(

@@ -15,15 +15,22 @@
 
 #if __CUDA_ARCH__ >= 900
 
-template <typename F, typename T, int COPY, int INTERLEAVE, int AHEAD>
-__global__ void __launch_bounds__(512, 1) gemv_tma(
-    const __grid_constant__ TensorMap w,
-    const T* __restrict__ x,
-    const T* c,
-    T* y,
-    Params p,
-    const uint32_t* lhs,
-    const uint32_t* rhs) {
+template <
+    typename F,
+    typename T,
+    int COPY,
+    int INTERLEAVE,
+    int CLUSTER,
+    int AHEAD>
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(512, 1)
+    gemv_tma(
+        const __grid_constant__ TensorMap w,
+        const T* __restrict__ x,
+        const T* c,
+        T* y,
+        Params p,
+        const uint32_t* lhs,
+        const uint32_t* rhs) {
   typedef Unit<F::summed> U;
   typedef TmaRing<F, COPY, INTERLEAVE> Weights;
   extern __shared__ __align__(1024) uint8_t memory[];
@@ -31,7 +38,8 @@ __global__ void __launch_bounds__(512, 1) gemv_tma(
   uint32_t warp = threadIdx.z * blockDim.y + group;
   uint32_t turn = threadIdx.z * COPY;
   uint32_t g = lane / 4, t = lane % 4;
-  uint32_t rank = blockIdx.x, cluster = gridDim.x;
+  uint32_t rank = blockIdx.x;
+  constexpr uint32_t cluster = CLUSTER;
   uint32_t warps = blockDim.y * turns;
 
   // The host counts on this order and these sizes: rings, x, sums, barriers.

@@ -2,6 +2,7 @@
 // is row-contiguous (see ops.cpp); the work is enqueued on the stream.
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "../../cuda/params.h"
 #include "cuda/backend.h"
@@ -85,14 +86,6 @@ void add_cluster_node(
     int cluster,
     uint32_t shared_bytes,
     std::vector<void*>& arguments) {
-  CUgraph child = nullptr;
-  check(cuGraphCreate(&child, 0), "create a graph");
-  struct Guard {
-    CUgraph graph;
-    ~Guard() {
-      cuGraphDestroy(graph);
-    }
-  } guard{child};
   CUDA_KERNEL_NODE_PARAMS params{};
   params.func = kernel;
   params.gridDimX = grid.x;
@@ -103,17 +96,31 @@ void add_cluster_node(
   params.blockDimZ = block.z;
   params.sharedMemBytes = shared_bytes;
   params.kernelParams = arguments.data();
-  CUgraphNode node = nullptr;
-  check(
-      cuGraphAddKernelNode(&node, child, nullptr, 0, &params), "add a kernel");
-  CUlaunchAttributeValue value{};
-  value.clusterDim.x = static_cast<unsigned>(cluster);
-  value.clusterDim.y = value.clusterDim.z = 1;
-  check(
-      cuGraphKernelNodeSetAttribute(
-          node, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &value),
-      "set a kernel's clusters");
-  encoder.add_graph_node(child);
+  // One graph for a thread and size: only its parameters change, and MLX clones
+  // it.
+  struct Child {
+    CUgraph graph = nullptr;
+    CUgraphNode node = nullptr;
+  };
+  thread_local std::map<int, Child> children;
+  Child& child = children[cluster];
+  if (child.graph) {
+    check(cuGraphKernelNodeSetParams(child.node, &params), "change a kernel");
+  } else {
+    check(cuGraphCreate(&child.graph, 0), "create a graph");
+    check(
+        cuGraphAddKernelNode(&child.node, child.graph, nullptr, 0, &params),
+        "add a kernel");
+    CUlaunchAttributeValue value{};
+    value.clusterDim.x = static_cast<unsigned>(cluster);
+    value.clusterDim.y = value.clusterDim.z = 1;
+    check(
+        cuGraphKernelNodeSetAttribute(
+            child.node, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &value),
+        "set a kernel's clusters");
+  }
+  encoder.add_graph_node(
+      child.graph, "(K" + std::to_string(cluster) + ")", true);
 }
 
 void enqueue(

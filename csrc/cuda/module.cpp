@@ -192,9 +192,9 @@ uint64_t key_of(const Plan& plan, const Format& format, mx::Dtype x) {
   auto add = [&](auto value) { key = key << 8 | static_cast<uint8_t>(value); };
   add(plan.kernel);
   add(plan.transpose);
-  add(plan.copy);
-  add(plan.interleave);
+  add(plan.copy << 4 | plan.interleave);
   add(plan.tiles << 4 | plan.ahead);
+  add(plan.cluster);
   add(format.id);
   add(x.val());
   return key;

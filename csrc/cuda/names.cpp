@@ -46,7 +46,8 @@ std::string kernel_name(const Plan& plan, const Format& format, Dtype x) {
   switch (plan.kernel) {
     case Kernel::gemv_tma:
       return out + "_copy" + std::to_string(plan.copy) + "_every" +
-             std::to_string(plan.interleave) + "_ahead" +
+             std::to_string(plan.interleave) + "_cluster" +
+             std::to_string(plan.cluster) + "_ahead" +
              std::to_string(plan.ahead);
     case Kernel::gemv:
       return out + "_tiles" + std::to_string(plan.tiles);
@@ -66,7 +67,8 @@ std::string function_of(const Plan& plan, const Format& format, Dtype x) {
   switch (plan.kernel) {
     case Kernel::gemv_tma:
       return "gemv_tma<" + unit + ", " + t + ", " + number(plan.copy) + ", " +
-             number(plan.interleave) + ", " + number(plan.ahead) + ">";
+             number(plan.interleave) + ", " + number(plan.cluster) + ", " +
+             number(plan.ahead) + ">";
     case Kernel::gemv:
       return "gemv<" + unit + ", " + t + ", " + number(plan.tiles) + ", 1, 2>";
     case Kernel::gemv_block:

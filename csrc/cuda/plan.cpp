@@ -65,7 +65,8 @@ int64_t stride_of(int64_t bytes) {
 
 int64_t tma_box(const Plan& plan, const Format& format) {
   int64_t unit = unit_bytes(format);
-  return stride_of(unit * plan.copy + (unit % 16 == 0 ? 0 : 14));
+  bool even = unit % 16 == 0 && plan.interleave == 1;
+  return stride_of(unit * plan.copy + (even ? 0 : 14));
 }
 
 int64_t tma_stage(const Plan& plan, const Format& format) {
@@ -130,6 +131,11 @@ bool fits(
   return false;
 }
 
+// Larger copies pay where one block has many rows.
+int copy_of(const Format& format, int cluster) {
+  return cluster == 1 && unit_bytes(format) <= 256 ? 2 : 1;
+}
+
 // False where the copy engine cannot take w or shared memory not enough of x.
 bool plan_tma(
     Plan& plan,
@@ -146,8 +152,8 @@ bool plan_tma(
   }
   // Very tall matrices pay for x once, however it is split.
   bool tall = N >= 65536;
-  plan.copy = N >= 24576 && unit_bytes(format) <= 256 ? 2 : 1;
-  for (plan.cluster = tall ? 1 : 2; plan.cluster <= 8; plan.cluster *= 2) {
+  for (plan.cluster = tall ? 1 : 2; plan.cluster <= 4; plan.cluster *= 2) {
+    plan.copy = copy_of(format, plan.cluster);
     int64_t rows = rows_of(plan, N, 1, gpu);
     int64_t units = ceil_div(units_of(K), plan.cluster);
     plan.turns = tall ? 1 : turns_of(rows, ceil_div(units, plan.copy));
@@ -364,16 +370,15 @@ void add_tma(const Format& format, Dtype x, const Add& add) {
   int most = std::min(16 / std::gcd(16, format.block_bytes), 8);
   for (int interleave = 1; parts_of(x) == 1 && interleave <= most;
        interleave *= 2) {
-    for (int copy : {1, 2}) {
+    for (int cluster : {1, 2, 4}) {
       for (int ahead : {2, 8}) {
-        if (copy == 1 || unit_bytes(format) <= 256) {
-          add({.kernel = Kernel::gemv_tma,
-               .copy = copy,
-               .interleave = interleave,
-               .ahead = ahead},
-              format,
-              x);
-        }
+        add({.kernel = Kernel::gemv_tma,
+             .copy = copy_of(format, cluster),
+             .interleave = interleave,
+             .cluster = cluster,
+             .ahead = ahead},
+            format,
+            x);
       }
     }
   }

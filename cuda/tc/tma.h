@@ -41,7 +41,8 @@ DEVICE void put_remote(
 template <typename F, int COPY, int INTERLEAVE>
 struct TmaRing {
   static constexpr uint32_t size = COPY * F::bytes;
-  static constexpr uint32_t before = F::bytes % 16 == 0 ? 0 : 14;
+  static constexpr uint32_t before =
+      F::bytes % 16 == 0 && INTERLEAVE == 1 ? 0 : 14;
   // An odd number of 16 bytes keeps the rows of a load on different banks.
   static constexpr uint32_t stride = 16 * ((size + before + 15) / 16 | 1);
   static constexpr uint32_t in_copy = 8 / INTERLEAVE;

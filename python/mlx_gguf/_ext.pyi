@@ -267,6 +267,27 @@ def cpu_attention(q: mlx.core.array, k: mlx.core.array, v: mlx.core.array, scale
     where MLX's is to be called.
     """
 
+def load_cuda(path: str) -> None:
+    """
+    Load the CUDA backend from its shared object; RuntimeError if it does not load.
+    """
+
+def has_cuda() -> bool:
+    """Whether the CUDA backend is loaded."""
+
+def cuda_kernels() -> list[tuple[str, str, int]]:
+    """
+    Every CUDA kernel: its name, its C++ function and the least architecture (80 or 90) that has it, whether or not CUDA is here.
+    """
+
+def cuda_launch(qtype: str, dtype: str, M: int, N: int, K: int) -> dict:
+    """How a product of 1 to 8 rows is launched on an H200, for benchmarks."""
+
+def cuda_plan_for(qtype: str, dtype: str, M: int, N: int, K: int, transpose: bool = True) -> str:
+    """
+    The plan of ``x @ W.T`` on an H200, x ``[M, K]`` of a dtype's name and W ``[N, K]``.
+    """
+
 class Plan:
     """
     A kernel choice; ``str(plan)`` is its name in files.

@@ -10,13 +10,14 @@ import mlx.core as mx
 import mlx.nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from . import cpu_fast
+from . import _ext, cpu_fast
 from .file import GGUFFile, TensorInfo
 from .file import open as open_gguf
 from .models import find_architecture
 from .models.base import Architecture, Keys
 from .models.sharding import shard_own_modules
 from .nn import QuantEmbedding, QuantLinear, QuantSwitchLinear
+from .progress import Progress
 
 _DTYPES = (mx.float16, mx.bfloat16, mx.float32)
 
@@ -85,7 +86,8 @@ def load_model(file: GGUFFile, *, dtype: mx.Dtype | None = None) -> Any:
     if arch.finish:
         arch.finish(model, keys, file)
     shard_own_modules(model)
-    _fill(model, file, arch, dtype)
+    with Progress(f"loading {file.path}") as progress:
+        _fill(model, file, arch, dtype, progress)
     model.eval()
     mx.eval(model.parameters())
     if mx.default_device().type == mx.cpu:
@@ -111,14 +113,20 @@ def default_dtype(arch: Architecture) -> mx.Dtype:
     return mx.float16 if arch.half_range else mx.bfloat16
 
 
-def _fill(model: Any, file: GGUFFile, arch: Architecture, dtype: mx.Dtype) -> None:
+def _fill(
+    model: Any, file: GGUFFile, arch: Architecture, dtype: mx.Dtype, progress: Progress
+) -> None:
     """Put every tensor of the file into the model; nothing may be left on either side."""
     parameters: Any = tree_flatten(model.parameters())
     expected = {name: parameter.shape for name, parameter in parameters}
     modules: dict[str, Any] = dict(model.named_modules())
     layers: dict[str, Any] = {}
     arrays: dict[str, mx.array] = {}
+    total, done = sum(info.nbytes for info in file.tensors.values()), 0
     for info in file.tensors.values():
+        done += info.nbytes
+        if _ext.has_cuda():  # each tensor is copied to the device, in one piece
+            progress.show(f"loading {file.path}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
         if info.name in arch.extras or arch.is_draft(info.name, len(model.layers)):
             continue
         choices = arch.places(info.name)

@@ -1,0 +1,106 @@
+"""Every CUDA kernel that the dispatcher can form, compiled for the machines it runs on.
+
+NVRTC needs no GPU. What the kernels compute is checked where there is one: `make test-cuda`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mlx_gguf import _ext, formats
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import cuda_driver  # noqa: E402
+
+SOURCE = cuda_driver.flatten(ROOT / "cuda" / "kernels.cu")
+PLAIN = ("f32", "f16", "bf16")
+TYPES = [f.name for f in formats() if f.supported]
+
+
+def kernels_of(qtype: str, least: int) -> list[str]:
+    """C++ names of a type's kernels for an architecture."""
+    return [
+        function
+        for _, function, architecture in _ext.cuda_kernels()
+        if architecture <= least
+        and function.split("<")[1].split(",")[0].removeprefix("Tc") == qtype.upper()
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nvrtc():
+    try:
+        cuda_driver.library()
+    except OSError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("qtype", TYPES)
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_every_kernel_compiles(qtype, architecture):
+    functions = kernels_of(qtype, architecture)
+    assert functions
+    parts = max(1, os.cpu_count() or 1)
+    with ThreadPoolExecutor(parts) as pool:
+        done = pool.map(
+            lambda part: cuda_driver.compile(SOURCE, part, f"sm_{architecture}"),
+            [functions[i::parts] for i in range(parts) if functions[i::parts]],
+        )
+        for code, names in done:
+            assert code[:4] == b"\x7fELF"
+            assert all(name in code for name in names)
+
+
+def test_kernel_names_differ():
+    names = [name for name, _, _ in _ext.cuda_kernels()]
+    functions = [function for _, function, _ in _ext.cuda_kernels()]
+    assert len(set(names)) == len(names)
+    assert len(set(functions)) == len(functions)
+
+
+def test_every_type_has_every_path():
+    paths = defaultdict(set)
+    for _, function, _ in _ext.cuda_kernels():
+        name, arguments = function.split("<")
+        paths[arguments.split(",")[0].removeprefix("Tc").lower()].add(name)
+    for qtype in TYPES:
+        block = {"dequantize", "gemv_block", "gemm_block"}
+        units = {"prepare", "gemm", "gemv", "gemv_tma"}
+        assert paths[qtype] == (block if qtype in PLAIN else block | units), qtype
+
+
+@pytest.mark.parametrize("qtype", [t for t in TYPES if t not in PLAIN])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_rows_up_to_8_sum_in_one_order(qtype, dtype):
+    def order(M: int, N: int, K: int) -> list[str]:
+        plan = _ext.cuda_plan_for(qtype, dtype, M, N, K).split()
+        return [plan[0]] + [p for p in plan if p.split("=")[0] in ("copy", "cluster", "turns")]
+
+    for N, K in ((1, 256), (33, 768), (4096, 4096), (151936, 4096), (5120, 17408), (64, 65536)):
+        solo = order(1, N, K)
+        assert solo[0] in ("gemv", "gemv_tma")
+        for M in range(2, 9):
+            assert order(M, N, K) == solo, (M, N, K)
+
+
+def test_many_rows_and_the_other_way_round():
+    assert _ext.cuda_plan_for("q4_k", "float16", 9, 64, 256) == "gemm"
+    assert _ext.cuda_plan_for("q4_k", "float16", 1, 64, 256, False) == "gemm_block transpose=0"
+    assert _ext.cuda_plan_for("bf16", "float16", 9, 64, 256) == "gemm_block"
+    assert _ext.cuda_plan_for("bf16", "float16", 1, 64, 256) == "gemv_block"
+
+
+def test_bad_questions_are_refused():
+    with pytest.raises(ValueError, match=r"\[cuda_plan_for\] Expected M, N and K of at least 1"):
+        _ext.cuda_plan_for("q4_k", "float16", 0, 64, 256)
+    with pytest.raises(ValueError, match=r"\[cuda_plan_for\]"):
+        _ext.cuda_plan_for("q9_z", "float16", 1, 64, 256)
+    with pytest.raises(RuntimeError, match=r"\[load_cuda\] Expected the CUDA backend"):
+        _ext.load_cuda("/nowhere/_cuda.so")
