@@ -11,6 +11,7 @@ bytes and does nothing else, in the same run. The launch that is timed is checke
 from __future__ import annotations
 
 import argparse
+import ctypes as C
 import datetime
 import json
 import sys
@@ -39,6 +40,12 @@ SHAPES = [
 TYPES = ["q4_k", "q5_k", "q6_k", "q8_0", "iq4_xs"]
 POOL = 1 << 30
 FLOORS = [(132 * 2, 1024), (132 * 4, 512), (132 * 6, 512), (132 * 8, 256), (132 * 16, 256)]
+
+
+def driver_version(device: Device) -> int:
+    version = C.c_int()
+    device.call("cuDriverGetVersion", C.byref(version))
+    return version.value
 
 
 def floor_seconds(device: Device, floor, pool: int, nbytes: int) -> float:
@@ -155,6 +162,34 @@ def through_mlx(N: int, K: int, rng) -> dict:
     return {"N": N, "K": K, "ours_us": our, "mlx4_us": their, "faster": their / our}
 
 
+def prefill(N: int, K: int, M: int, rng) -> dict:
+    """Many rows in bfloat16 through MLX: ours (q4_k) and MLX's dense product."""
+    x = mx.random.normal((M, K)).astype(mx.bfloat16)
+    packed = mx.array(np.resize(random_blocks("q4_k", 256, K, rng), (N, K // 256 * 144)))
+    dense = gg.dequantize(packed, "q4_k", mx.bfloat16)
+    mx.eval(x, packed, dense)
+
+    def timed(make) -> float:
+        times = []
+        for _ in range(12):
+            start = time.perf_counter()
+            mx.eval(make())
+            times.append(time.perf_counter() - start)
+        return float(np.median(times[2:]))
+
+    our = timed(lambda: gg.quantized_matmul(x, packed, "q4_k"))
+    their = timed(lambda: x @ dense.T)
+    return {
+        "M": M,
+        "N": N,
+        "K": K,
+        "ours_ms": 1e3 * our,
+        "dense_ms": 1e3 * their,
+        "ours_tflops": 2 * M * N * K / our / 1e12,
+        "share": their / our,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
@@ -170,6 +205,7 @@ def main() -> None:
     out = {
         "date": datetime.date.today().isoformat(),
         "device": str(info.get("device_name")),
+        "driver": driver_version(device),
         "mlx": mx.__version__,
         "kernels": [],
         "through_mlx": [],
@@ -195,6 +231,13 @@ def main() -> None:
                 f"{row['mlx4_us']:.1f} us, x{row['faster']:.2f}",
                 flush=True,
             )
+        row = prefill(17408, 5120, 2048, rng)
+        out["prefill"] = row
+        print(
+            f"prefill of {row['M']}, 17408x5120 bf16: ours {row['ours_ms']:.2f} ms "
+            f"({row['ours_tflops']:.0f} TFLOP/s), dense {row['dense_ms']:.2f} ms, "
+            f"{100 * row['share']:.0f} % of it"
+        )
     if args.json:
         args.json.write_text(json.dumps(out, indent=1) + "\n")
 

@@ -66,6 +66,13 @@ DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
   return out;
 }
+// __byte_perm for a selector whose nibbles are under 8 as they come: it would
+// mask them once more.
+DEVICE uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
+  uint32_t out;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(selector));
+  return out;
+}
 // One half of a pair in both.
 DEVICE uint32_t both_low(uint32_t two) {
   return __byte_perm(two, two, 0x1010);

@@ -6,6 +6,8 @@ NVRTC needs no GPU. What the kernels compute is checked where there is one: `mak
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +58,19 @@ def test_every_kernel_compiles(qtype, architecture):
         for code, names in done:
             assert code[:4] == b"\x7fELF"
             assert all(name in code for name in names)
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
+def test_the_embedded_source_is_the_source(tmp_path):
+    out = tmp_path / "source.cpp"
+    script = ROOT / "csrc" / "metal" / "embed.cmake"
+    options = [f"-DROOT={ROOT / 'cuda' / 'kernels.cu'}", f"-DOUTPUT={out}"]
+    command = ["cmake", *options, "-DNAMESPACE=mlx_gguf::cuda", "-P", str(script)]
+    subprocess.run(command, check=True)
+    text = out.read_text()
+    flat = "".join(part.split(')metal"')[0] for part in text.split('R"metal(')[1:])
+    assert "namespace mlx_gguf::cuda {" in text
+    assert flat.split() == SOURCE.split()
 
 
 def test_kernel_names_differ():

@@ -83,7 +83,7 @@ int64_t ring_bytes(const Plan& plan, const Format& format, const Gpu& gpu) {
   return stages + (gpu.major >= 9 ? ceil_div(8 * plan.stages, 16) * 16 : 0);
 }
 
-constexpr int most_warps = 16; // of gemv_tma, which has registers for them
+constexpr int usual_warps = 15; // of gemv_tma, which has registers for 16
 constexpr int few_rows = 8;
 
 // Warps that share a tile of rows split K. Few enough steps for the slowest,
@@ -94,7 +94,7 @@ int turns_of(int64_t rows, int64_t units) {
   int best = 1;
   int64_t least = INT64_MAX;
   for (int turns = 1; turns <= 4; ++turns) {
-    int64_t groups = std::min<int64_t>(12 / turns, tiles);
+    int64_t groups = std::min<int64_t>(usual_warps / turns, tiles);
     int64_t steps = ceil_div(tiles, groups) * ceil_div(units, turns);
     if (steps < least) {
       least = steps;
@@ -124,7 +124,7 @@ bool fits(
   for (plan.stages = 2; plan.stages > 0; --plan.stages) {
     TmaLaunch launch = tma_launch(plan, format, M, N, K, batch, gpu);
     if (launch.shared_bytes <= gpu.shared_bytes) {
-      plan.ahead = launch.held * M <= 2 * plan.groups * plan.turns ? 2 : 8;
+      plan.ahead = launch.held * M <= 2 * plan.groups * plan.turns ? 2 : 16;
       return true;
     }
   }
@@ -157,12 +157,13 @@ bool plan_tma(
     int64_t rows = rows_of(plan, N, 1, gpu);
     int64_t units = ceil_div(units_of(K), plan.cluster);
     plan.turns = tall ? 1 : turns_of(rows, ceil_div(units, plan.copy));
-    int64_t most = most_warps / plan.turns;
     int64_t tiles = ceil_div(rows_of(plan, N, batch, gpu), 16);
     // The order of sums must not depend on M: fit for the most.
-    for (int64_t warps : {12, 8, 4}) {
-      plan.groups = static_cast<int>(
-          std::clamp<int64_t>(std::min(warps / plan.turns, tiles), 1, most));
+    for (int64_t warps : {tall ? 12 : usual_warps, 8, 4}) {
+      int64_t groups = std::max<int64_t>(warps / plan.turns, 1);
+      // As few as take the same number of steps.
+      groups = ceil_div(tiles, ceil_div(tiles, groups));
+      plan.groups = static_cast<int>(groups);
       if (fits(plan, format, few_rows, N, K, batch, gpu)) {
         return fits(plan, format, M, N, K, batch, gpu);
       }
@@ -371,7 +372,7 @@ void add_tma(const Format& format, Dtype x, const Add& add) {
   for (int interleave = 1; parts_of(x) == 1 && interleave <= most;
        interleave *= 2) {
     for (int cluster : {1, 2, 4}) {
-      for (int ahead : {2, 8}) {
+      for (int ahead : {2, 16}) {
         add({.kernel = Kernel::gemv_tma,
              .copy = copy_of(format, cluster),
              .interleave = interleave,

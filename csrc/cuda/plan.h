@@ -30,7 +30,7 @@ struct Plan {
   int groups = 1;        // of warps, each with a tile of 16 rows of w at a time
   int turns = 1;         // warps of a group, which take turns along K
   int stages = 2;        // of a warp's ring
-  int ahead = 2; // gemv_tma: units of x a warp loads before all else, 2 or 8
+  int ahead = 2; // gemv_tma: units of x a warp loads before all else, 2 or 16
   int tiles = 1; // gemv: tiles of 8 columns of x, as the kernel is compiled for
 
   bool operator==(const Plan&) const = default;

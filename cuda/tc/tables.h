@@ -38,9 +38,9 @@ DEVICE void look_up(
   UNROLL
   for (int i = 0; i < 2; ++i) {
     // Low and high nibbles in turn, for two bytes.
-    uint32_t four = __byte_perm(
-        __byte_perm(table.v[0], table.v[1], index),
-        __byte_perm(table.v[2], table.v[3], index),
+    uint32_t four = permute(
+        permute(table.v[0], table.v[1], index),
+        permute(table.v[2], table.v[3], index),
         upper);
     constexpr uint32_t bias = 0xe480e480; // -(1024 + 128)
     low[i] = add2(__byte_perm(four, table.f16_1024, 0x4240), bias);

@@ -1,5 +1,5 @@
-// MLX's device.h includes fmt, which its wheels do not ship, and uses one function
-// of it in a template that is not instantiated here.
+// MLX's device.h includes fmt, which its wheels do not ship, and uses one
+// function of it in a template that is not instantiated here.
 #pragma once
 #include <string>
 
