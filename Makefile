@@ -29,7 +29,7 @@ test-metal: $(VENV)/.test
 # The kernels compiled for every machine, and the whole operation suite on a GPU
 # where BACKEND=cuda13 finds one. (test_streams.py is about the CPU's.)
 test-cuda: $(VENV)/.test
-	$(BIN)/python -m pytest tests/test_cuda_kernels.py tests/test_matmul.py tests/test_gather.py \
+	MLX_GGUF_ALL_KERNELS=1 $(BIN)/python -m pytest tests/test_cuda_kernels.py tests/test_matmul.py tests/test_gather.py \
 		tests/test_dequantize.py tests/test_layouts.py tests/test_transforms.py $(PYTEST)
 
 # Reference logits of the tiny models, from PyTorch; the results are committed.
