@@ -59,7 +59,7 @@ fuzz: $(VENV)/.build
 # The extension under AddressSanitizer, UBSan, LeakSanitizer and ThreadSanitizer;
 # Linux with gcc. Two more builds of it, in build/sanitize.
 sanitize: $(VENV)/.test
-	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHON=$(BIN)/python tests/sanitize/run.sh $(PYTEST)
+	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHON=$(CURDIR)/$(BIN)/python tests/sanitize/run.sh $(PYTEST)
 
 # A wheel as pip makes it for a user, installed alone and used once.
 wheel:
