@@ -65,7 +65,9 @@ def test_blocks_of_very_different_size(qtype, dtype):
 
 
 @typed
-@pytest.mark.parametrize("dtype, most", [(mx.float32, 2 - 2.0**-23), (mx.bfloat16, 2 - 2.0**-7)])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(mx.float32, 2 - 2.0**-23), (mx.bfloat16, 2 - 2.0**-7)]
+)
 def test_the_largest_sums_do_not_overflow(qtype, dtype, most):
     raw = saturated_blocks(qtype, 1024)
     W = dequantize64(raw, qtype)

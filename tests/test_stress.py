@@ -57,22 +57,16 @@ def test_large_and_small_activations_side_by_side(qtype, dtype):
 @pytest.mark.parametrize("transpose", [True, False])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_bad_number_stays_in_its_row_of_x(qtype, dtype, transpose, value):
-    raw = packed(qtype)
-    w, W = mx.array(raw), dequantize64(raw, qtype)
-    columns, W = (K, W.T) if transpose else (N, W)
+    w = mx.array(packed(qtype))
+    columns = K if transpose else N
     for M in PATHS[1:]:
         X = np.random.default_rng(M).uniform(-1, 1, (M, columns)).astype(np.float32)
         good = gg.quantized_matmul(mx.array(X).astype(dtype), w, qtype, transpose)
         X[1, columns // 2] = value
-        x = mx.array(X).astype(dtype)
-        y = gg.quantized_matmul(x, w, qtype, transpose)
+        y = gg.quantized_matmul(mx.array(X).astype(dtype), w, qtype, transpose)
         assert not np.isfinite(float64(y[1])).any(), M
         rest = mx.array([i for i in range(M) if i != 1])
-        if M != 9:
-            assert np.array_equal(bits(y[rest]), bits(good[rest])), M
-        else:  # the eight sound rows may go the way of few: equal but for rounding
-            X = float64(x[rest])
-            check(y[rest], interval(X @ W, np.abs(X) @ np.abs(W), dtype), f"M={M}")
+        assert np.array_equal(bits(y[rest]), bits(good[rest])), M
 
 
 @typed

@@ -8,7 +8,7 @@ import pytest
 
 import mlx_gguf as gg
 from blocks import TYPES, dequantize64, random_blocks
-from oracle import DTYPES, ON_GPU, activations, check, float64, interval
+from oracle import DTYPES, activations, check, float64, interval
 
 
 @pytest.fixture

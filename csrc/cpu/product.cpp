@@ -248,7 +248,9 @@ void Product::run_rows(
     if (count == 0) {
       continue;
     }
-    if (count <= max_fixed_rows) {
+    // By all rows of the group: one that is not in fixed point must not change
+    // the way of the others.
+    if (static_cast<int64_t>(g.rows.size()) <= max_fixed_rows) {
       add(gemv_task(*this, type, x, std::move(fixed)), few_step);
       continue;
     }
