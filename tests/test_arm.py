@@ -26,7 +26,7 @@ QEMU = shutil.which("qemu-aarch64")
 pytestmark = pytest.mark.skipif(QEMU is None, reason="qemu-aarch64 (qemu-user) is not installed")
 
 ROOT = Path(__file__).resolve().parent.parent
-FLAGS = ["-target", "aarch64-linux-musl", "-std=c++20", "-O2", "-ffp-contract=fast"]
+FLAGS = ["-target", "aarch64-linux-musl", "-std=c++20", "-O2", "-g0", "-ffp-contract=fast"]
 #: The sources and what they are compiled for beyond the baseline, as CMakeLists.txt has it.
 SOURCES = {
     "csrc/cpu/isa_portable.cpp": [],
