@@ -175,7 +175,7 @@ inline __attribute__((always_inline)) void add_offsets(
     MLX_GGUF_UNROLL
     for (int c = 0; c < C; ++c) {
       Floats s = in_pairs ? repeat_floats(x[c].sums32 + 8 * at)
-                               : load_floats(x[c].sums16 + 16 * at);
+                          : load_floats(x[c].sums16 + 16 * at);
       sums.offsets[i][c] = multiply_add(o, s, sums.offsets[i][c]);
     }
   }
