@@ -1,6 +1,7 @@
 // What a tokenizer needs that is slow in Python: a loop over every token.
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -56,6 +57,20 @@ nb::list splits(nb::list tokens, const nb::list& order) {
   return pairs;
 }
 
+// Texts cut at their first space; what follows is empty where there is none.
+nb::list cut_at_spaces(const nb::list& texts) {
+  nb::list pairs;
+  for (nb::handle text : texts) {
+    std::string_view all = utf8(text);
+    size_t space = std::min(all.find(' '), all.size());
+    std::string_view rest = all.substr(std::min(space + 1, all.size()));
+    pairs.append(
+        nb::make_tuple(
+            nb::str(all.data(), space), nb::str(rest.data(), rest.size())));
+  }
+  return pairs;
+}
+
 } // namespace
 
 void bind_tokenizer(nb::module_& m) {
@@ -68,6 +83,12 @@ void bind_tokenizer(nb::module_& m) {
           "def splits(tokens: list[str], order: list[int]) -> "
           "list[tuple[str, str]]"),
       "Pairs of tokens whose union is a token of `order`, in that order.");
+  m.def(
+      "cut_at_spaces",
+      cut_at_spaces,
+      "texts"_a,
+      nb::sig("def cut_at_spaces(texts: list[str]) -> list[tuple[str, str]]"),
+      "Texts in two, without their first space.");
 }
 
 } // namespace mlx_gguf

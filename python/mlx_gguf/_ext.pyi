@@ -370,3 +370,6 @@ def metal_kernel_name(plan: Plan, qtype: str, dtype: str) -> str:
 
 def splits(tokens: list[str], order: list[int]) -> list[tuple[str, str]]:
     """Pairs of tokens whose union is a token of `order`, in that order."""
+
+def cut_at_spaces(texts: list[str]) -> list[tuple[str, str]]:
+    """Texts in two, without their first space."""

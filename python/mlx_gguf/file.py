@@ -64,6 +64,10 @@ class Metadata(Mapping[str, Any]):
             self._values[key] = self._file.value(self._position(key))
         return self._values[key]
 
+    def get(self, key: str, default: Any = None) -> Any:
+        # The mapping's own makes the error that names keys like this one, and drops it.
+        return self[key] if key in self else default
+
     def __contains__(self, key: object) -> bool:
         return key in self._index
 

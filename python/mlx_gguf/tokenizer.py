@@ -108,9 +108,7 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _build(
-    kind: str, metadata: Mapping[str, Any], chat_template: str | None
-) -> TokenizerWrapper:
+def _build(kind: str, metadata: Mapping[str, Any], chat_template: str | None) -> TokenizerWrapper:
     vocabulary = Vocabulary.read(metadata)
     # The vocabulary goes in afterwards: given a whole tokenizer, transformers copies it through
     # JSON, which takes longer than all the rest.

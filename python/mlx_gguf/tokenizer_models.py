@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from . import _ext
@@ -62,12 +63,13 @@ class Vocabulary:
         All but the user-defined ones are special: `skip_special_tokens` drops them. So are
         `special_ids`, whatever their type.
         """
-        special = {i for i, kind in enumerate(self.types) if kind in (_UNKNOWN, CONTROL)}
+        kinds = np.array(self.types)
+        special = set(np.flatnonzero((kinds == _UNKNOWN) | (kinds == CONTROL)).tolist())
         special.update(i for i in special_ids if i is not None)
+        user_defined = np.flatnonzero(kinds == _USER_DEFINED).tolist()
         return [
-            AddedToken(token, special=i in special, normalized=False)
-            for i, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
-            if kind == _USER_DEFINED or i in special
+            AddedToken(self.tokens[i], special=i in special, normalized=False)
+            for i in sorted(special.union(user_defined))
         ]
 
 
@@ -116,7 +118,7 @@ def byte_level_bpe(
     if not texts:
         raise ValueError(f"[load_tokenizer] Expected merges in {KEY}merges. Received none.")
     ids = vocabulary.ids
-    merges = [(left, right) for left, _, right in (text.partition(" ") for text in texts)]
+    merges = _ext.cut_at_spaces(texts)
     try:
         tokenizer.model = models.BPE(vocab=ids, merges=merges, ignore_merges=rule.whole_words)
     except Exception as error:  # the library's own class, for a token that is not there
