@@ -66,7 +66,7 @@ class Metadata(Mapping[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         # The mapping's own makes the error that names keys like this one, and drops it.
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401
 
     def __contains__(self, key: object) -> bool:
         return key in self._index
