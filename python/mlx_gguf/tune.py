@@ -17,6 +17,7 @@ from . import _ext
 from .file import GGUFFile
 from .inspect import is_supported
 from .reference import RandomWeights, activations, judge, same_bits
+from .roofline import find_device
 
 __all__ = ["Choice", "Matrix", "matrices_named", "matrices_of", "tune"]
 
@@ -288,12 +289,7 @@ class _Bench:
 
     def _floor(self) -> float:
         """Seconds to read one copy, in a pass over all of them."""
-        if self.backend == "cpu":
-            return sum(map(_ext.read_seconds, self.copies)) / len(self.copies)
-        reads = [_read_on_metal(w) for w in self.copies]
-        start = time.perf_counter()
-        mx.eval(reads)
-        return (time.perf_counter() - start) / len(self.copies)
+        return find_device(self.backend).read_seconds(self.copies) / len(self.copies)
 
     def _plan_now(self, M: int) -> _ext.Plan:
         m = self.matrix
@@ -314,30 +310,3 @@ def entry(choices: Sequence[Choice], dtype: str) -> dict[str, Any]:
         "K": matrix.K,
         "plans": {choice.M: choice.best for choice in choices},
     }
-
-
-_READ_SOURCE = """
-    auto lines = reinterpret_cast<const device uint4*>(w);
-    uint4 sum = 0;
-    for (uint i = thread_position_in_grid.x; i < n; i += threads_per_grid.x) {
-      sum ^= lines[i];
-    }
-    out[thread_position_in_grid.x] = sum.x ^ sum.y ^ sum.z ^ sum.w;
-"""
-_READ_LANES = 1 << 16
-
-
-def _read_on_metal(w: mx.array) -> mx.array:
-    """Read an array 16 bytes a lane and do nothing else."""
-    kernel: Any = mx.fast.metal_kernel(
-        name="gguf_read_floor", input_names=["w", "n"], output_names=["out"], source=_READ_SOURCE
-    )
-    (out,) = kernel(
-        inputs=[w, mx.array(w.nbytes // 16, mx.uint32)],
-        output_shapes=[(_READ_LANES,)],
-        output_dtypes=[mx.uint32],
-        grid=(_READ_LANES, 1, 1),
-        threadgroup=(256, 1, 1),
-        stream=mx.gpu,
-    )
-    return out

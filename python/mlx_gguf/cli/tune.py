@@ -42,12 +42,13 @@ def run(args: argparse.Namespace) -> None:
     """Measure, print and store."""
     from .. import plans, tune
     from ..file import open as open_gguf
+    from ..roofline import default_backend
 
     if (args.file is None) == (not args.shapes):
         raise ValueError("[tune] Expected either FILE or --shapes. Received both or neither.")
     file = open_gguf(args.file) if args.file else None
     matrices = tune.matrices_of(file) if file else tune.matrices_named(args.shapes)
-    backend = args.backend or _default_backend()
+    backend = args.backend or default_backend()
     dtype = args.dtype or _default_dtype(file, backend)
     choices: list[tune.Choice] = []
     measured, stored = 0, None
@@ -102,15 +103,6 @@ def _table(choices: Sequence) -> str:
     ]
     header = ("type", "N x K", "M", "plan now", "best plan", "us", "GB/s", "time / floor")
     return table(header, rows, "<<><<>>>")
-
-
-def _default_backend() -> str:
-    import mlx.core as mx
-
-    from .. import _ext
-
-    gpus = [name for name in _ext.backends() if name != "cpu"]
-    return gpus[0] if gpus and mx.default_device().type == mx.gpu else "cpu"
 
 
 def _default_dtype(file, backend: str) -> str:
