@@ -87,9 +87,7 @@ class _Library:
 
     def __init__(self, folder: Path):
         names = ("libggml-base", "libggml-cpu")
-        libraries = [
-            ctypes.CDLL(str(folder / f"{name}{_SUFFIX}"), mode=ctypes.RTLD_GLOBAL) for name in names
-        ]
+        libraries = [ctypes.CDLL(str(folder / f"{name}{_SUFFIX}")) for name in names]
         for name, (result, *arguments) in _FUNCTIONS.items():
             owner = next((lib for lib in libraries if hasattr(lib, name)), None)
             if owner is None:
