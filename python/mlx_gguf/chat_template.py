@@ -171,8 +171,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, *args: Any, **kwargs: Any):
         # Unoptimised: else constant expressions are computed, unguarded, in compiling.
         super().__init__(*args, **{**kwargs, "optimized": False})
-        self.filters = _Filters(self.filters)
-        self.filters |= {"mlx_gguf_count": _count, "mlx_gguf_pay": _pay}
+        ours = {"mlx_gguf_count": _count, "mlx_gguf_pay": _pay}
+        self.filters: Any = _Filters({**self.filters, **ours})
         del self.globals["lipsum"]  # writes any number of words
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
