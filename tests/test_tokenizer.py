@@ -391,6 +391,7 @@ def test_equals_what_mlx_lm_loads_after_save_pretrained(smollm2_metadata, tmp_pa
         ({"tokens": []}, "tokenizer.ggml.tokens. Received none"),
         ({"tokens": ["a", "b", "a"]}, "Received 'a' as ids 0 and 2"),
         ({"tokens": ["a", "\udc80"]}, "UTF-8 in tokenizer.ggml.tokens"),
+        ({"merges": ["a \udc80"]}, "UTF-8 in tokenizer.ggml.merges"),
         ({"tokens": [1, 2]}, "array of str in tokenizer.ggml.tokens. Received int"),
         ({"token_type": [1, 1]}, "259 elements in tokenizer.ggml.token_type.* Received 2"),
         ({"merges": []}, "tokenizer.ggml.merges. Received none"),

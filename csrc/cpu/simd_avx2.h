@@ -140,10 +140,6 @@ inline Ints no_ints() {
   return both_halves(_mm256_setzero_si256());
 }
 
-inline Ints ints_of(int value) {
-  return both_halves(_mm256_set1_epi32(value));
-}
-
 inline Floats to_floats(Ints a) {
   return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)};
 }

@@ -124,10 +124,6 @@ inline Ints no_ints() {
   return _mm512_setzero_si512();
 }
 
-inline Ints ints_of(int value) {
-  return _mm512_set1_epi32(value);
-}
-
 inline Floats to_floats(Ints a) {
   return _mm512_cvtepi32_ps(a);
 }

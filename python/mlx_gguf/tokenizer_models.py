@@ -47,13 +47,7 @@ class Vocabulary:
                 f"[load_tokenizer] Expected every token of {KEY}tokens once. "
                 f"Received {tokens[first]!r} as ids {first} and {ids[tokens[first]]}."
             )
-        try:
-            "".join(tokens).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"[load_tokenizer] Expected UTF-8 in {KEY}tokens. "
-                f"Received a token with {error.object[error.start : error.end]!r}."
-            ) from None
+        _check_utf8("tokens", tokens)
         types = array(metadata, "token_type", int, len(tokens)) or [1] * len(tokens)
         return cls(tokens, types, ids)
 
@@ -92,6 +86,16 @@ def array(
     return values
 
 
+def _check_utf8(name: str, texts: list[str]) -> None:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"[load_tokenizer] Expected UTF-8 in {KEY}{name}. "
+            f"Received a text with {error.object[error.start : error.end]!r}."
+        ) from None
+
+
 def pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
     """The rule named by `tokenizer.ggml.pre`.
 
@@ -117,6 +121,7 @@ def byte_level_bpe(
     texts = array(metadata, "merges", str)
     if not texts:
         raise ValueError(f"[load_tokenizer] Expected merges in {KEY}merges. Received none.")
+    _check_utf8("merges", texts)
     ids = vocabulary.ids
     merges = _ext.cut_at_spaces(texts)
     try:
