@@ -29,7 +29,8 @@ Activations::Activations(
     int64_t rows,
     int64_t width,
     Number number,
-    const TypeKernels* fixed_for)
+    const TypeKernels* fixed_for,
+    bool alone)
     : stride_(round_up(width, x_padding)) {
   bool in_place = number == Number::f32 && stride_ == width;
   if (!in_place) {
@@ -53,8 +54,9 @@ Activations::Activations(
       is_fixed_[r] = cpu.fix(
           row(r),
           width,
-          fixed_for->order,
+          *fixed_for,
           tolerance(number),
+          alone && fixed_for->planes,
           fixed_.get() + r * fixed_stride_);
     }
   };

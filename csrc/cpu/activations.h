@@ -34,7 +34,8 @@ class Buffer {
 size_t item_size(Number number);
 
 // x as f32 rows, padded with zeros to a multiple of x_padding: x itself when it
-// already is. For a type with a gemv also in fixed point.
+// already is. For a type with a gemv also in fixed point; `alone` if no two
+// rows meet the same weights at once.
 class Activations {
  public:
   Activations(
@@ -42,7 +43,8 @@ class Activations {
       int64_t rows,
       int64_t width,
       Number number,
-      const TypeKernels* fixed_for);
+      const TypeKernels* fixed_for,
+      bool alone);
 
   const float* row(int64_t r) const {
     return data_ + r * stride_;

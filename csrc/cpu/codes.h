@@ -7,13 +7,18 @@
 //                      own: chunk(c, i) is which 16 consecutive weights lie in
 //                      the i-th quarter
 //   scales(b)          of every `group` weights: bytes, in all quarters, where
-//                      whole_scales, else floats
+//                      whole_scales, else floats; `shared` times 64 codes in a
+//                      row have them in common
 //   mins(b)            where has_mins, likewise but bytes that do not repeat
+// and where byte_products, their products with scales are bytes too:
+//   products(b)        a table of them for each quarter
+//   scaled<c>(b, of)   the c-th 64, from that table
 // and where whole_scales, factors_at: of two f16 numbers that lie there the one
 // that scales are to be multiplied by, and the factor of mins, are d_place and
 // 1 - d_place.
 #pragma once
 
+#include "cpu/bits.h"
 #include "cpu/products.h"
 
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
@@ -22,11 +27,14 @@ namespace {
 struct CodesDefaults {
   static constexpr bool whole_scales = false;
   static constexpr bool signed_codes = false;
+  static constexpr bool signed_scales = false;
   static constexpr bool has_mins = false;
   static constexpr bool far_scales =
       false; // beyond what f32 sums times them hold
   static constexpr int group = 32;
   static constexpr int bias = 0;
+  static constexpr int shared = 1;
+  static constexpr bool byte_products = false;
 };
 
 template <typename Type>
@@ -37,7 +45,13 @@ inline Bytes low_nibbles(Bytes q) {
 }
 
 inline Bytes high_nibbles(Bytes q) {
-  return bit_and(shift_right<4>(q), bytes_of(15));
+  return move_bits<4, 4, 0>(q);
+}
+
+// The same below bits that `top` has above them.
+template <bool high>
+Bytes nibbles_below(Bytes top, Bytes q) {
+  return high ? bit_or(high_nibbles(q), top) : and_or(q, bytes_of(15), top);
 }
 
 // ---- Blocks of 32 weights, eight to the super-block.
@@ -57,6 +71,7 @@ HalfFloats eight_halves(const uint8_t* b) {
 // Nibbles of four blocks: their first 16 weights (even c) or last 16.
 template <typename Type, int at>
 struct NibbleBlocks : CodesDefaults {
+  static constexpr int shared = 2;
   static constexpr int chunk(int c, int i) {
     return c / 2 * 8 + 2 * i + c % 2;
   }
@@ -91,13 +106,25 @@ struct FiveBitBlocks : NibbleBlocks<Type, at> {
   }
 };
 
-template <typename Type, int at>
+// Codes that a nibble finds in a table, without signs where that is of use.
+template <const int8_t (&table)[16], int largest>
+struct TableCodes {
+  static constexpr bool signed_codes = !unsigned_codes;
+  static constexpr int bias = unsigned_codes ? largest : 0;
+  static constexpr Table<uint8_t, 16> values{
+      [](int i) { return table[i] + bias; }};
+  static Bytes look_up(Bytes nibbles) {
+    return shuffle(all_quarters(load16(values.at)), nibbles);
+  }
+};
+
+template <typename Type, int at, typename Values>
 struct TableBlocks : NibbleBlocks<Type, at> {
-  static constexpr bool signed_codes = true;
+  static constexpr bool signed_codes = Values::signed_codes;
+  static constexpr int bias = Values::bias;
   template <int c>
-  static Bytes look_up(const uint8_t* b, const int8_t* table) {
-    auto values = all_quarters(load16(table));
-    return shuffle(values, NibbleBlocks<Type, at>::template codes<c>(b));
+  static Bytes codes(const uint8_t* b) {
+    return Values::look_up(NibbleBlocks<Type, at>::template codes<c>(b));
   }
 };
 
@@ -137,28 +164,24 @@ struct Codes<Q8_0> : CodesDefaults {
   }
 };
 
-template <>
-struct Codes<IQ4_NL> : TableBlocks<IQ4_NL, 2> {
-  template <int c>
-  static Bytes codes(const uint8_t* b) {
-    return look_up<c>(b, iq4_values);
-  }
-};
+using Iq4Codes = TableCodes<iq4_values, 127>;
 
 template <>
-struct Codes<MXFP4> : TableBlocks<MXFP4, 1> {
+struct Codes<IQ4_NL> : TableBlocks<IQ4_NL, 2, Iq4Codes> {};
+
+template <>
+struct Codes<MXFP4> : TableBlocks<MXFP4, 1, TableCodes<e2m1_doubled, 12>> {
   static constexpr bool far_scales = true;
-  template <int c>
-  static Bytes codes(const uint8_t* b) {
-    return look_up<c>(b, e2m1_doubled);
-  }
   static HalfFloats scales(const uint8_t* b) {
-    auto d = [&](int i) { return e8m0_half_to_float(b[i * MXFP4::bytes]); };
-    return eight_floats(d(0), d(1), d(2), d(3), d(4), d(5), d(6), d(7));
+    uint64_t exponents = 0;
+    for (int i = 0; i < 8; ++i) {
+      exponents |= uint64_t{b[i * MXFP4::bytes]} << 8 * i;
+    }
+    return powers_of_two(exponents);
   }
 };
 
-// ---- Super-blocks with whole scales. `largest` bounds |code * scale|.
+// ---- Super-blocks with whole scales, bounded like codes in magnitude.
 
 struct WholeScales : CodesDefaults {
   static constexpr bool whole_scales = true;
@@ -219,7 +242,7 @@ struct NibblesWithMins : WholeScales {
 
 template <>
 struct Codes<Q4_K> : NibblesWithMins<Q4_K> {
-  static constexpr int largest = 15 * 63;
+  static constexpr int largest_code = 15, largest_scale = 63;
   template <int c>
   static Bytes codes(const uint8_t* b) {
     Bytes q = load64(b + 16 + c / 2 * 64);
@@ -229,16 +252,14 @@ struct Codes<Q4_K> : NibblesWithMins<Q4_K> {
 
 template <>
 struct Codes<Q5_K> : NibblesWithMins<Q5_K> {
-  static constexpr int largest = 31 * 63;
+  static constexpr int largest_code = 31, largest_scale = 63;
   template <int c>
   static Bytes codes(const uint8_t* b) {
     // Bit g of 32 bytes is the fifth of group g.
     constexpr int g = c / 2 * 4 + c % 2;
-    Bytes fifth = bit_and(
-        shift_right_halves<g, g + 2>(both_halves(load32(b + 16))), bytes_of(1));
-    Bytes q = load64(b + 48 + c / 2 * 64);
-    return bit_or(
-        c % 2 ? high_nibbles(q) : low_nibbles(q), shift_left<4>(fifth));
+    Bytes fifth =
+        move_bits_of_halves<g, g + 2, 1, 4>(both_halves(load32(b + 16)));
+    return nibbles_below<c % 2>(fifth, load64(b + 48 + c / 2 * 64));
   }
 };
 
@@ -246,7 +267,8 @@ template <>
 struct Codes<Q6_K> : WholeScales {
   static constexpr int group = 16;
   static constexpr int bias = 32;
-  static constexpr int largest = 63 * 128;
+  static constexpr int largest_code = 63, largest_scale = 128;
+  static constexpr bool signed_scales = true;
   static constexpr int factors_at = 206, d_place = 1;
   static constexpr int chunk(int c, int i) {
     return 4 * c + i;
@@ -255,13 +277,10 @@ struct Codes<Q6_K> : WholeScales {
   static Bytes codes(const uint8_t* b) {
     // Each half of the block: low nibbles of 64 bytes, then high ones, and a
     // pair of bits of 32 bytes for each 32 weights.
-    Bytes q = load64(b + c / 2 * 64);
     constexpr int pair = c % 2 * 4;
-    Bytes top = bit_and(
-        shift_right_halves<pair, pair + 2>(
-            both_halves(load32(b + 128 + c / 2 * 32))),
-        bytes_of(3));
-    return bit_or(c % 2 ? high_nibbles(q) : low_nibbles(q), shift_left<4>(top));
+    Bytes top = move_bits_of_halves<pair, pair + 2, 2, 4>(
+        both_halves(load32(b + 128 + c / 2 * 32)));
+    return nibbles_below<c % 2>(top, load64(b + c / 2 * 64));
   }
   static Bytes scales(const uint8_t* b) {
     return all_quarters(load16(b + 192));
@@ -276,14 +295,14 @@ struct BitPairs : WholeScales {
   }
   template <int c>
   static Bytes pairs(const uint8_t* q) {
-    return bit_and(shift_right<2 * c>(load64(q)), bytes_of(3));
+    return move_bits<2 * c, 2, 0>(load64(q));
   }
 };
 
 template <>
 struct Codes<Q2_K> : BitPairs {
   static constexpr bool has_mins = true;
-  static constexpr int largest = 3 * 15;
+  static constexpr int largest_code = 3, largest_scale = 15;
   static constexpr int factors_at = 80, d_place = 0;
   template <int c>
   static Bytes codes(const uint8_t* b) {
@@ -295,18 +314,38 @@ struct Codes<Q2_K> : BitPairs {
   static Quarter mins(const uint8_t* b) {
     return high_nibbles(load16(b));
   }
+  static constexpr bool byte_products = unsigned_codes;
+  // Where a code has `bit`, the scale that it is for; else 128, which gives
+  // zero.
+  template <int bit>
+  static constexpr Table<uint8_t, 64> scales_with{
+      [](int i) { return i & bit ? chunk(i % 16 / 4, i / 16) : 128; }};
+  static Bytes products(const uint8_t* b) {
+    Bytes all = scales(b);
+    Bytes once = shuffle(all, load64(scales_with<1>.at));
+    Bytes twice = shuffle(all, load64(scales_with<2>.at));
+    return add_bytes(add_bytes(once, twice), twice);
+  }
+  template <int c>
+  static Bytes scaled(const uint8_t* b, Bytes products) {
+    return shuffle(products, move_bits<2 * c, 2, 0, 4 * c>(load64(b + 16)));
+  }
 };
 
 template <>
 struct Codes<Q3_K> : BitPairs {
   static constexpr int bias = 4;
-  static constexpr int largest = 7 * 32;
+  static constexpr int largest_code = 7, largest_scale = 32;
+  static constexpr bool signed_scales = true;
   static constexpr int factors_at = 106, d_place = 1;
   template <int c>
   static Bytes codes(const uint8_t* b) {
-    Bytes third = bit_and(
-        shift_right_halves<c, c + 4>(both_halves(load32(b))), bytes_of(1));
-    return bit_or(pairs<c>(b + 32), shift_left<2>(third));
+    // Two pairs and the bits above them.
+    constexpr int half = c / 2 * 2;
+    Bytes thirds =
+        move_bits_of_halves<half, half + 4, 2, 4>(both_halves(load32(b)));
+    Bytes both = nibbles_below<c / 2>(thirds, load64(b + 32));
+    return join_bits<c % 2 * 2, 2, 4 + c % 2, 1>(both);
   }
   static Bytes scales(const uint8_t* b) {
     // Low nibbles of scales 0..7, high ones of 8..15, then pairs of top bits.
@@ -321,29 +360,26 @@ struct Codes<Q3_K> : BitPairs {
   }
 };
 
+// Super-blocks of nibbles whose scales, times the factor, are floats.
 template <>
-struct Codes<IQ4_XS> : WholeScales {
-  static constexpr bool signed_codes = !unsigned_codes;
-  static constexpr int bias = signed_codes ? 0 : 128;
-  static constexpr int largest = (signed_codes ? 127 : 241) * 32;
-  static constexpr Table<uint8_t, 16> values{
-      [](int i) { return iq4_values[i] + bias; }};
-  static constexpr int factors_at = 0, d_place = 0;
+struct Codes<IQ4_XS> : CodesDefaults {
+  static constexpr int shared = 2;
+  static constexpr bool signed_codes = Iq4Codes::signed_codes;
+  static constexpr int bias = Iq4Codes::bias;
   static constexpr int chunk(int c, int i) {
     return c / 2 * 8 + 2 * i + c % 2;
   }
   template <int c>
   static Bytes codes(const uint8_t* b) {
     Bytes q = load64(b + 8 + c / 2 * 64);
-    return shuffle(
-        all_quarters(load16(values.at)),
-        c % 2 ? high_nibbles(q) : low_nibbles(q));
+    return Iq4Codes::look_up(c % 2 ? high_nibbles(q) : low_nibbles(q));
   }
-  static Bytes scales(const uint8_t* b) {
+  static HalfFloats scales(const uint8_t* b) {
     // Four low bits in nibbles, two high ones in pairs.
     uint64_t low = spread<4>(read<uint32_t>(b + 4));
     uint64_t high = spread<2>(read<uint16_t>(b + 2));
-    return all_eighths(less_32(low | high << 4));
+    Quarter whole = first_eighth(less_32(low | high << 4));
+    return multiply(floats_of_eight(whole), eight_of_half(read<uint16_t>(b)));
   }
 };
 

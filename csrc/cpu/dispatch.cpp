@@ -28,7 +28,8 @@ std::vector<const Isa*> find() {
   bool avx512 =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx512 && __builtin_cpu_supports("avx512vnni")) {
+  if (avx512 && __builtin_cpu_supports("avx512vnni") &&
+      __builtin_cpu_supports("gfni")) {
     found.push_back(&isa_avx512vnni);
   }
   if (avx512) {

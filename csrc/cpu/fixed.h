@@ -11,17 +11,33 @@
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
 
+// How a block of x lies: as words, or those as a plane of their high bytes and
+// one of their low bytes, all with signs. Where it is fine, low words are in
+// use too.
+enum class Way : int32_t { words, fine_words, planes, fine_planes };
+
+constexpr bool is_fine(Way way) {
+  return way == Way::fine_words || way == Way::fine_planes;
+}
+
+constexpr bool is_in_planes(Way way) {
+  return way == Way::planes || way == Way::fine_planes;
+}
+
 // A row of x: blocks of 256 values, x = (high + low / 2^15) * scale. Words lie
-// as codes.h orders the bytes of a type, 64 at a time, as products.h lays them.
-// Each array is aligned to 64 bytes.
+// as codes.h orders the bytes of a type, 64 at a time, as products.h lays them;
+// in planes, bytes lie as those of a type. Each array is aligned to 64 bytes.
 struct FixedRow {
   int64_t n;     // blocks
-  int16_t* high; // [n][256]
-  int16_t* low;  // [n][256]: zeros where not fine
+  int16_t* high; // [n][256], or [n][2][256] bytes
+  int16_t* low;  // the same; zeros where not fine
   float* sums16; // [n][16]: of x, as rounded, over 16 consecutive values
   float* sums32; // [n][8], and some zeros: over 32
   float* scales; // [n]
-  int32_t* fine; // [n]: low is in use
+  Way* way;      // [n]
+  // [n][2][2][16]: what the bias of the first and last 128 codes comes to in
+  // the sums of high and of low words, where those start at it.
+  int32_t* starts;
 
   FixedRow(const void* memory, int64_t K) : n((K + 255) / 256) {
     auto at = static_cast<char*>(const_cast<void*>(memory));
@@ -34,7 +50,12 @@ struct FixedRow {
     take(sums16, n * 16);
     take(sums32, (n + 1) * 8);
     take(scales, n + 15);
-    take(fine, n);
+    take(way, n);
+    take(starts, n * 64);
+  }
+  // Of the planes of a block the first, 256 bytes before the second.
+  static const int8_t* planes_of(const int16_t* words, int64_t b) {
+    return reinterpret_cast<const int8_t*>(words + 256 * b);
   }
 };
 
@@ -42,7 +63,7 @@ constexpr float low_unit = 1.0f / 32768;
 
 int64_t fixed_bytes(int64_t K) {
   int64_t n = (K + 255) / 256;
-  return n * (2 * 512 + 64 + 32 + 4 + 4) + 32 + 60 + 4 * 63;
+  return n * (2 * 512 + 64 + 32 + 4 + 4 + 256) + 32 + 60 + 5 * 63;
 }
 
 // A block whose largest value lies outside has no useful power of two.
@@ -68,9 +89,35 @@ inline void store_whole(int16_t* to, Vec v) {
   std::memcpy(to, &words, sizeof(words));
 }
 
+// 16 words to two planes.
+inline void store_bytes(const int16_t* from, int8_t* high) {
+  for (int i = 0; i < 16; ++i) {
+    auto low = static_cast<int8_t>(from[i]);
+    high[i] = static_cast<int8_t>((from[i] - low) / 256);
+    high[256 + i] = low;
+  }
+}
+
+// Where sums over 128 codes start, 16 lanes of four codes each.
+inline void find_starts(
+    const int16_t* words, const uint8_t* order, int bias, int32_t* out) {
+  int32_t fours[64];
+  for (int i = 0; i < 64; ++i) {
+    fours[i] =
+        words[4 * i] + words[4 * i + 1] + words[4 * i + 2] + words[4 * i + 3];
+  }
+  for (int i = 0; i < 4; ++i) {
+    const int32_t* first = fours + 4 * order[i];
+    const int32_t* second = fours + 4 * order[4 + i];
+    for (int j = 0; j < 4; ++j) {
+      out[4 * i + j] = -bias * (first[j] + second[j]);
+    }
+  }
+}
+
 inline void fix_block(
     const float* x,
-    const uint8_t* order,
+    const TypeKernels& type,
     float most,
     const FixedRow& out,
     int64_t b) {
@@ -82,7 +129,7 @@ inline void fix_block(
   }
   float up = __builtin_ldexpf(1.0f, shift),
         down = __builtin_ldexpf(1.0f, -shift);
-  float low_steps = out.fine[b] ? 32768 : 0;
+  float low_steps = is_fine(out.way[b]) ? 32768 : 0;
   alignas(64) int16_t high[256], low[256];
   alignas(64) float whole[256];
   for (int i = 0; i < 256; i += lanes) {
@@ -100,10 +147,24 @@ inline void fix_block(
   for (int g = 0; g < 8; ++g) {
     out.sums32[8 * b + g] = sums[2 * g] + sums[2 * g + 1];
   }
+  const uint8_t* order = type.order;
+  for (int half = 0; half < 2 && type.bias; ++half) {
+    int32_t* starts = out.starts + 64 * b + 32 * half;
+    find_starts(high, order + 8 * half, type.bias, starts);
+    find_starts(low, order + 8 * half, type.bias, starts + 16);
+  }
   for (int i = 0; i < 16; ++i) {
-    int64_t to = 256 * b + i / 4 * 64;
-    store_run(high + 16 * order[i], out.high + to, i % 4);
-    store_run(low + 16 * order[i], out.low + to, i % 4);
+    auto store = [&](const int16_t* from, int16_t* to) {
+      to += 256 * b;
+      if (is_in_planes(out.way[b])) {
+        store_bytes(
+            from + 16 * order[i], reinterpret_cast<int8_t*>(to) + 16 * i);
+      } else {
+        store_run(from + 16 * order[i], to + i / 4 * 64, i % 4);
+      }
+    };
+    store(high, out.high);
+    store(low, out.low);
   }
   out.scales[b] = down;
 }
@@ -153,12 +214,14 @@ inline Measure measure(const float* x) {
 // row shorter than a block lies at its start.
 //
 // A block keeps 31 bits unless what 16 lose is below `tolerance` of the block
-// or of an average block of the row: outliers do not drown the others.
+// or of an average block of the row: outliers do not drown the others. Other
+// blocks lie in planes if asked for.
 bool fix(
     const float* x,
     int64_t K,
-    const uint8_t* order,
+    const TypeKernels& type,
     float tolerance,
+    bool in_planes,
     void* out) {
   FixedRow row(out, K);
   alignas(64) float tail[256];
@@ -195,8 +258,11 @@ bool fix(
     double u = unit(m.most), own = m.squares * u * u;
     double allowed =
         double(tolerance) * tolerance * __builtin_fmax(own, average);
-    row.fine[b] = m.lost * u * u > allowed;
-    fix_block(block(b), order, m.most, row, b);
+    bool fine = m.lost * u * u > allowed;
+    row.way[b] = in_planes ? fine ? Way::fine_planes : Way::planes
+                 : fine    ? Way::fine_words
+                           : Way::words;
+    fix_block(block(b), type, m.most, row, b);
   }
   std::memset(row.sums32 + 8 * row.n, 0, 8 * sizeof(float));
   return true;

@@ -66,7 +66,7 @@ void pack(const void* const* rows, int64_t K, bool groups_of_32, void* out) {
       for (int p = 0; p < 128; ++p) {
         to.high[p][r] = pair(x.high, p);
       }
-      if (x.fine[b] && !to.fine) {
+      if (is_fine(x.way[b]) && !to.fine) {
         to.fine = 1;
         std::memset(to.low, 0, sizeof(to.low));
       }
@@ -236,8 +236,11 @@ void gemm(
     for (int64_t r = 0; r < tiles * gemm_rows; ++r) {
       WeightTile& to = tile[r / gemm_rows];
       if (r < n) {
-        Row<Type> row(w + r * row_bytes, K);
-        decode_row<Type>(row[b], to, r % gemm_rows);
+        const uint8_t* row = w + r * row_bytes;
+        alignas(64) uint8_t padded[super_bytes<Type>];
+        const uint8_t* from = b < K / 256 ? row + b * super_bytes<Type>
+                                          : last_block<Type>(row, K, padded);
+        decode_row<Type>(from, to, r % gemm_rows);
       } else if (b == 0) {
         std::memset(to.words[r % gemm_rows], 0, sizeof(to.words[0]));
         std::memset(to.scales[r % gemm_rows], 0, sizeof(to.scales[0]));

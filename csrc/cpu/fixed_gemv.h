@@ -4,40 +4,18 @@
 #pragma once
 
 #include <new>
-#include <type_traits>
 
-#include "cpu/codes.h"
-#include "cpu/fixed.h"
+#include "cpu/fixed_products.h"
+#ifdef __AVX512VNNI__
+#include "cpu/fixed_planes.h"
+#endif
 
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
 
-// f(integral_constant) for 0, 1, 2 and 3.
-template <typename F>
-inline __attribute__((always_inline)) void four_times(F&& f) {
-  f(std::integral_constant<int, 0>{});
-  f(std::integral_constant<int, 1>{});
-  f(std::integral_constant<int, 2>{});
-  f(std::integral_constant<int, 3>{});
-}
-
-// Places of the c-th 64 codes among a super-block's scales.
-template <typename Type, int c>
-struct ScaleOf {
-  static constexpr int part = c, count = 256 / Codes<Type>::group;
-  static constexpr int at(int chunk) {
-    return Codes<Type>::chunk(c, chunk) * 16 / Codes<Type>::group;
-  }
-  static constexpr Table<int32_t, 16> lanes{[](int i) { return at(i / 4); }};
-  // A byte and a zero, which multiply_bytes needs; 128 gives the zero.
-  static constexpr Table<uint8_t, 64> even{
-      [](int i) { return i % 2 ? 128 : at(i / 16); }};
-  static constexpr Table<uint8_t, 64> odd{
-      [](int i) { return i % 2 ? at(i / 16) : 128; }};
-};
-
 template <typename Type>
-constexpr bool has_offsets = Codes<Type>::has_mins || Codes<Type>::bias != 0;
+constexpr bool has_offsets =
+    Codes<Type>::has_mins || Codes<Type>::bias != bias_in_x<Type>;
 
 // What sums of x times mins (or scales) are multiplied by at last.
 template <typename Type>
@@ -48,41 +26,30 @@ constexpr float offset_factor = !Codes<Type>::has_mins      ? -Codes<Type>::bias
 template <typename Type>
 constexpr int64_t super_bytes = 256 / Type::size * Type::bytes;
 
-// The super-blocks of a row of weights. What does not fill one at the end is
-// found as fix() lays x.
+// The last 256 weights of a row, as fix() lays x: some are in the super-block
+// before too. A shorter row is copied to `padded`.
 template <typename Type>
-class Row {
- public:
-  Row(const uint8_t* w, int64_t K) : w_(w), full_(K / 256) {
-    tail_ = w + (K - 256) / Type::size * Type::bytes;
-    if (K < 256) {
-      std::memset(padded_, 0, sizeof(padded_));
-      std::memcpy(padded_, w, K / Type::size * Type::bytes);
-      tail_ = padded_;
-    }
+const uint8_t* last_block(const uint8_t* w, int64_t K, uint8_t* padded) {
+  if (K >= 256) {
+    return w + (K - 256) / Type::size * Type::bytes;
   }
-  const uint8_t* operator[](int64_t b) const {
-    return b < full_ ? w_ + b * super_bytes<Type> : tail_;
-  }
-
- private:
-  const uint8_t* w_;
-  const uint8_t* tail_;
-  int64_t full_;
-  alignas(64) uint8_t padded_[super_bytes<Type>];
-};
+  std::memset(padded, 0, super_bytes<Type>);
+  std::memcpy(padded, w, K / Type::size * Type::bytes);
+  return padded;
+}
 
 // f16 factors of R super-blocks of whole scales as floats: of scales at
 // 2 r + d_place, of mins beside them.
 template <typename Type, int R>
 struct Factors {
+  HalfFloats all;
   alignas(32) float at[8];
   explicit Factors(const uint8_t* const* b) {
     auto two = [&](int r) {
       return read<int32_t>(b[r < R ? r : 0] + Codes<Type>::factors_at);
     };
-    Quarter all = quarter_of(two(0), two(1), two(2), two(3));
-    store_eight(at, floats_of_halves(all));
+    all = floats_of_halves(quarter_of(two(0), two(1), two(2), two(3)));
+    store_eight(at, all);
   }
   float d(int r) const {
     return at[2 * r + Codes<Type>::d_place];
@@ -98,6 +65,38 @@ template <typename Type, int R>
   requires(!Codes<Type>::whole_scales)
 struct Factors<Type, R> {
   explicit Factors(const uint8_t* const*) {}
+};
+
+// What products of R super-blocks of weights with C blocks of x are multiplied
+// by. Kept in memory: compilers would move it about in registers, which costs
+// more than loads do.
+template <typename Type, int R, int C>
+struct Scales {
+  alignas(32) float at[C][8];
+  Scales(const Factors<Type, R>& factors, const FixedRow* x, int64_t b) {
+    MLX_GGUF_UNROLL
+    for (int c = 0; c < C; ++c) {
+      store_eight(at[c], multiply(factors.all, eight_of(x[c].scales[b])));
+    }
+    asm volatile("" : "+m"(at));
+  }
+  Floats operator()(int r, int c) const {
+    return floats_of(at[c][2 * r + Codes<Type>::d_place]);
+  }
+};
+
+template <typename Type, int R, int C>
+  requires(!Codes<Type>::whole_scales)
+struct Scales<Type, R, C> {
+  float at[C];
+  Scales(const Factors<Type, R>&, const FixedRow* x, int64_t b) {
+    for (int c = 0; c < C; ++c) {
+      at[c] = Codes<Type>::far_scales ? 1 : x[c].scales[b];
+    }
+  }
+  Floats operator()(int, int c) const {
+    return floats_of(at[c]);
+  }
 };
 
 // Sums along R rows of weights by C rows of x, lane by lane. Those of mins (or
@@ -181,86 +180,6 @@ inline __attribute__((always_inline)) void add_offsets(
   }
 }
 
-// C sums of codes times scales times x over a super-block of whole scales, to
-// be multiplied by its factor.
-template <typename Type, int C, bool fine>
-inline __attribute__((always_inline)) void whole_products(
-    const uint8_t* b, const FixedRow* x, int64_t at, Floats* out) {
-  using T = Codes<Type>;
-  // Sixteen products to a lane; where they could overflow, in two sums.
-  constexpr int parts = int64_t(T::largest) * 32767 * 16 >> 31 ? 2 : 1;
-  Bytes scales = T::scales(b);
-  Ints high[C][parts], low[C];
-  MLX_GGUF_UNROLL
-  for (int i = 0; i < C; ++i) {
-    MLX_GGUF_UNROLL
-    for (Ints& part : high[i]) {
-      part = no_ints();
-    }
-    low[i] = no_ints();
-  }
-  four_times([&](auto c) {
-    Bytes codes = T::template codes<c>(b);
-    auto scaled = factors<T::signed_codes, ScaleOf<Type, c>>(codes, scales);
-    MLX_GGUF_UNROLL
-    for (int i = 0; i < C; ++i) {
-      auto add = [&](Ints& sum, const int16_t* words) {
-        sum = dot(sum, scaled, words);
-      };
-      add(high[i][c * parts / 4], x[i].high + 256 * at + 64 * c);
-      if constexpr (fine) {
-        add(low[i], x[i].low + 256 * at + 64 * c);
-      }
-    }
-  });
-  MLX_GGUF_UNROLL
-  for (int i = 0; i < C; ++i) {
-    out[i] = to_floats(high[i][0]);
-    MLX_GGUF_UNROLL
-    for (int p = 1; p < parts; ++p) {
-      out[i] = add(out[i], to_floats(high[i][p]));
-    }
-    if constexpr (fine) {
-      out[i] = multiply_add(to_floats(low[i]), floats_of(low_unit), out[i]);
-    }
-  }
-}
-
-// The same of scales in floats, from the `first` 64 weights on.
-template <typename Type, int C, bool fine, int first>
-inline __attribute__((always_inline)) void float_products(
-    const uint8_t* b, const FixedRow* x, int64_t at, Floats* out) {
-  using T = Codes<Type>;
-  HalfFloats scales = T::scales(b);
-  MLX_GGUF_UNROLL
-  for (int i = 0; i < C; ++i) {
-    out[i] = floats_of(0);
-  }
-  four_times([&](auto c) {
-    if constexpr (c < first) {
-      return;
-    }
-    using Of = ScaleOf<Type, c>;
-    auto plain = factors<T::signed_codes, Of>(T::template codes<c>(b));
-    Floats scale = pick<Of>(scales);
-    MLX_GGUF_UNROLL
-    for (int i = 0; i < C; ++i) {
-      auto sum = [&](const int16_t* words) {
-        return to_floats(dot(no_ints(), plain, words));
-      };
-      Floats s = sum(x[i].high + 256 * at + 64 * c);
-      if constexpr (fine) {
-        Floats low = sum(x[i].low + 256 * at + 64 * c);
-        s = multiply_add(low, floats_of(low_unit), s);
-      }
-      if constexpr (T::far_scales) {
-        s = multiply(s, floats_of(x[i].scales[at]));
-      }
-      out[i] = multiply_add(s, scale, out[i]);
-    }
-  });
-}
-
 // Bytes ahead of those in work that are asked for: a processor that computes
 // does not look far enough ahead by itself.
 constexpr int64_t ahead = 2048;
@@ -269,6 +188,61 @@ inline void prefetch(const uint8_t* p, int64_t bytes) {
   for (int64_t line = 0; line < bytes; line += 64) {
     __builtin_prefetch(p + line);
   }
+}
+
+// Adds the products of R rows of weights, from super-blocks `from` on, with the
+// blocks [at, end) of C rows of x, which all lie in one way. In a function of
+// its own, so that its loop has all registers.
+template <typename Type, int R, int C, Way way, int first>
+__attribute__((noinline)) void add_blocks(
+    const uint8_t* const* from,
+    const FixedRow* x,
+    int64_t at,
+    int64_t end,
+    Sums<Type, R, C>& to) {
+  constexpr int together = rows_together<Type, R, C, way>();
+  Sums<Type, R, C> sums = to;
+  const uint8_t* b[R];
+  std::memcpy(b, from, sizeof(b));
+  for (; at < end; ++at) {
+    MLX_GGUF_UNROLL
+    for (int r = 0; r < R; ++r) {
+      prefetch(b[r] + ahead, super_bytes<Type>);
+    }
+    Factors<Type, R> factors(b);
+    Scales<Type, R, C> scales(factors, x, at);
+    MLX_GGUF_UNROLL
+    for (int r = 0; r < R; r += together) {
+      Floats products[together][C];
+      find_products<Type, together, C, way, first>(b + r, x, at, products);
+      MLX_GGUF_UNROLL
+      for (int i = 0; i < together * C; ++i) {
+        int row = r + i / C, c = i % C;
+        sums.products[row][c] = multiply_add(
+            products[i / C][c], scales(row, c), sums.products[row][c]);
+      }
+    }
+    if constexpr (has_offsets<Type>) {
+      add_offsets<Type, R, C>(b, factors, x, at, sums);
+    }
+    MLX_GGUF_UNROLL
+    for (int r = 0; r < R; ++r) {
+      b[r] += super_bytes<Type>;
+    }
+  }
+  to = sums;
+}
+
+template <typename Type, int R, int C, int first>
+auto adder(Way way) {
+  if constexpr (in_planes<Type> && C == 1) {
+    if (is_in_planes(way)) {
+      return is_fine(way) ? add_blocks<Type, R, C, Way::fine_planes, first>
+                          : add_blocks<Type, R, C, Way::planes, first>;
+    }
+  }
+  return is_fine(way) ? add_blocks<Type, R, C, Way::fine_words, first>
+                      : add_blocks<Type, R, C, Way::words, first>;
 }
 
 // R rows of weights, `stride` bytes apart, by C rows of x. Memory is read
@@ -280,64 +254,31 @@ void gemv_rows(
     int64_t K,
     const FixedRow* x,
     float (&y)[R][C]) {
-  using T = Codes<Type>;
-  alignas(Row<Type>) std::byte memory[R][sizeof(Row<Type>)];
-  auto rows = reinterpret_cast<Row<Type>*>(memory);
-  MLX_GGUF_UNROLL
-  for (int r = 0; r < R; ++r) {
-    new (rows + r) Row<Type>(w + r * stride, K);
-  }
   Sums<Type, R, C> sums;
-  // The last 256 weights may have x in their second half alone.
-  int64_t rest = K > 256 ? K % 256 : 0;
-  int64_t half = rest && rest <= 128 ? x[0].n - 1 : -1;
-  for (int64_t at = 0; at < x[0].n; ++at) {
-    const uint8_t* b[R];
-    MLX_GGUF_UNROLL
+  const uint8_t* b[R];
+  int64_t n = x[0].n, full = K / 256;
+  for (int64_t at = 0, end; at < full; at = end) {
+    Way way = way_of<C>(x, at);
+    for (end = at + 1; end < full && way_of<C>(x, end) == way;) {
+      ++end;
+    }
     for (int r = 0; r < R; ++r) {
-      b[r] = rows[r][at];
-      prefetch(b[r] + ahead, super_bytes<Type>);
+      b[r] = w + r * stride + at * super_bytes<Type>;
     }
-    Factors<Type, R> factors(b);
-    bool fine = false;
-    MLX_GGUF_UNROLL
-    for (int c = 0; c < C; ++c) {
-      fine |= x[c].fine[at];
-    }
-    // A row that needs no low words has zeros there: both ways are equal.
-    auto run = [&](auto is_fine, auto first) __attribute__((always_inline)) {
-      MLX_GGUF_UNROLL
-      for (int r = 0; r < R; ++r) {
-        Floats products[C];
-        float d = 1;
-        if constexpr (T::whole_scales) {
-          whole_products<Type, C, is_fine>(b[r], x, at, products);
-          d = factors.d(r);
-        } else {
-          float_products<Type, C, is_fine, first>(b[r], x, at, products);
-        }
-        MLX_GGUF_UNROLL
-        for (int c = 0; c < C; ++c) {
-          float scale = T::far_scales ? 1 : x[c].scales[at] * d;
-          sums.products[r][c] =
-              multiply_add(products[c], floats_of(scale), sums.products[r][c]);
-        }
-      }
-    };
-    using All = std::integral_constant<int, 0>;
-    using Half = std::integral_constant<int, T::whole_scales ? 0 : 2>;
-    if (Half{} && at == half) {
-      fine ? run(std::true_type{}, Half{}) : run(std::false_type{}, Half{});
-    } else {
-      fine ? run(std::true_type{}, All{}) : run(std::false_type{}, All{});
-    }
-    if constexpr (has_offsets<Type>) {
-      add_offsets<Type, R, C>(b, factors, x, at, sums);
-    }
+    adder<Type, R, C, 0>(way)(b, x, at, end, sums);
   }
-  MLX_GGUF_UNROLL
+  if (full < n) {
+    alignas(64) uint8_t padded[R][super_bytes<Type>];
+    for (int r = 0; r < R; ++r) {
+      b[r] = last_block<Type>(w + r * stride, K, padded[r]);
+    }
+    // x may be in its second half alone.
+    constexpr int half = Codes<Type>::whole_scales ? 0 : 2;
+    bool in_half = full > 0 && K % 256 <= 128;
+    auto add = in_half ? adder<Type, R, C, half> : adder<Type, R, C, 0>;
+    add(way_of<C>(x, full))(b, x, full, n, sums);
+  }
   for (int r = 0; r < R; ++r) {
-    MLX_GGUF_UNROLL
     for (int c = 0; c < C; ++c) {
       y[r][c] = sums.total(r, c);
     }
@@ -396,7 +337,7 @@ void gemv(
   }
   for (int64_t m = 0; m < M;) {
     int64_t count = M - m >= 4 ? 4 : M - m >= 2 ? 2 : 1;
-    auto run = count == 4   ? gemv_columns<Type, 1, 4>
+    auto run = count == 4   ? gemv_columns<Type, 2, 4>
                : count == 2 ? gemv_columns<Type, 2, 2>
                             : gemv_columns<Type, 4, 1>;
     run(w, row_bytes, n, K, rows + m, y + m * y_stride, y_stride);

@@ -14,6 +14,8 @@ TypeKernels add_fixed(TypeKernels kernels, uint32_t id) {
     kernels.gemm = gemm<Type>;
     kernels.order = Order<Type>::table.at;
     kernels.groups_of_32 = Codes<Type>::group == 32;
+    kernels.planes = in_planes<Type>;
+    kernels.bias = bias_in_x<Type>;
   };
   ((Types::id == id ? add.template operator()<Types>() : void()), ...);
   return kernels;

@@ -74,6 +74,10 @@ struct TypeKernels {
   // 16 weights, and whether 32 of them share a scale, or 16.
   const uint8_t* order;
   bool groups_of_32;
+  // Whether gemv of one row of x takes it in planes; and what x counts for the
+  // weights, if not they do: their codes are too large by so much.
+  bool planes;
+  int bias;
 };
 
 // Rows of x that share one read of the weights in gemv, and those of a pack.
@@ -141,12 +145,14 @@ struct Isa {
   // Bytes of a row of x in fixed point, to be aligned to 64; and the row
   // itself, as exact as f32 or to `tolerance` of its norm; or false if it has
   // values that fixed point does not hold. nullptr where no type has a gemv.
+  // In planes, for gemv of this row alone: the same numbers in another order.
   int64_t (*fixed_bytes)(int64_t K);
   bool (*fix)(
       const float* x,
       int64_t K,
-      const uint8_t* order,
+      const TypeKernels& type,
       float tolerance,
+      bool in_planes,
       void* out);
   // Bytes of a pack, to be aligned to 64; and the pack of at most pack_rows
   // fixed rows, nullptr for those that are missing.

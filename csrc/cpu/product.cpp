@@ -303,8 +303,11 @@ void Product::run(
     const void* x, int64_t x_rows, const std::vector<Group>& groups) const {
   TypeKernels type = isa().type(format->id);
   bool fixed = transpose && type.gemv;
+  bool alone = std::all_of(groups.begin(), groups.end(), [](const Group& g) {
+    return g.rows.size() == 1;
+  });
   Activations rows(
-      x, x_rows, transpose ? K : N, number, fixed ? &type : nullptr);
+      x, x_rows, transpose ? K : N, number, fixed ? &type : nullptr, alone);
   if (transpose) {
     run_rows(rows, type, groups);
   } else {

@@ -12,6 +12,7 @@ namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
 
 constexpr bool unsigned_codes = false;
+constexpr bool counts_bias = false;
 
 // Codes, and what their sums are to be multiplied by: int32, as many as a
 // super-block has.

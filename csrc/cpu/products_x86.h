@@ -9,6 +9,9 @@ namespace {
 // Codes of whole scales are bytes without a sign, as multiply_bytes wants them.
 constexpr bool unsigned_codes = true;
 
+// Sums start at what a bias comes to: a lane has four codes in a row.
+constexpr bool counts_bias = true;
+
 // Codes, and codes times scales.
 template <bool is_signed, typename Of>
 Split factors(Bytes codes) {

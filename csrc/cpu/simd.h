@@ -14,6 +14,21 @@
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
 
+// Whether a row of x that meets its weights alone lies in planes of bytes, for
+// products of bytes that sum four.
+#ifdef __AVX512VNNI__
+constexpr bool planes = true;
+#else
+constexpr bool planes = false;
+#endif
+
+// 32 that hold 64 bytes each.
+#ifdef __AVX512F__
+constexpr bool many_registers = true;
+#else
+constexpr bool many_registers = false;
+#endif
+
 inline HalfFloats fold(Floats a) {
   return add(first_half(a), second_half(a));
 }

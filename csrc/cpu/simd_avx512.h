@@ -120,8 +120,31 @@ inline Ints dot(Ints sum, Words a, Words b) {
 #endif
 }
 
+#ifdef __AVX512VNNI__
+
+// Adds sums of four neighbours: unsigned bytes by signed ones.
+inline Ints dot_bytes(Ints sum, Bytes codes, const int8_t* x) {
+  return _mm512_dpbusd_epi32(sum, codes, load64(x));
+}
+
+#endif
+
 inline Ints no_ints() {
   return _mm512_setzero_si512();
+}
+
+inline Ints add_ints(Ints a, Ints b) {
+  return _mm512_add_epi32(a, b);
+}
+
+template <int n>
+Ints shift_ints_left(Ints a) {
+  return _mm512_slli_epi32(a, n);
+}
+
+template <int n>
+Ints shift_ints_right(Ints a) { // with the sign
+  return _mm512_srai_epi32(a, n);
 }
 
 inline Floats to_floats(Ints a) {

@@ -264,10 +264,29 @@ inline HalfFloats eight_of(float value) {
   return {vdupq_n_f32(value), vdupq_n_f32(value)};
 }
 
-inline HalfFloats eight_floats(
-    float a, float b, float c, float d, float e, float f, float g, float h) {
-  float all[8] = {a, b, c, d, e, f, g, h};
-  return {vld1q_f32(all), vld1q_f32(all + 4)};
+inline HalfFloats eight_of_half(uint16_t value) {
+  return floats_of_halves(bytes(vdupq_n_u16(value)));
+}
+
+inline HalfFloats floats_of_eight(Quarter signed_bytes) {
+  int16x8_t words = vmovl_s8(vget_low_s8(s8(signed_bytes)));
+  return {
+      vcvtq_f32_s32(vmovl_s16(vget_low_s16(words))),
+      vcvtq_f32_s32(vmovl_high_s16(words))};
+}
+
+// 2^(e - 128) of each byte e.
+inline HalfFloats powers_of_two(uint64_t exponents) {
+  uint16x8_t words = vmovl_u8(vget_low_u8(first_eighth(exponents)));
+  auto powers = [](uint32x4_t e) {
+    uint32x4_t normal = vshlq_n_u32(vsubq_u32(e, vdupq_n_u32(1)), 23);
+    uint32x4_t small =
+        vshlq_u32(vdupq_n_u32(1 << 21), vreinterpretq_s32_u32(e));
+    uint32x4_t is_small = vcltq_u32(e, vdupq_n_u32(2));
+    return vreinterpretq_f32_u32(vbslq_u32(is_small, small, normal));
+  };
+  return {
+      powers(vmovl_u16(vget_low_u16(words))), powers(vmovl_high_u16(words))};
 }
 
 inline void store_eight(float* p, HalfFloats a) {
@@ -289,6 +308,10 @@ inline Floats multiply(Floats a, Floats b) {
 
 inline Floats add(Floats a, Floats b) {
   return each_float([&](int i) { return vaddq_f32(a.at[i], b.at[i]); });
+}
+
+inline HalfFloats multiply(HalfFloats a, HalfFloats b) {
+  return {vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)};
 }
 
 inline HalfFloats add(HalfFloats a, HalfFloats b) {

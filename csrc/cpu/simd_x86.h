@@ -74,14 +74,31 @@ inline HalfFloats eight_of(float value) {
   return _mm256_set1_ps(value);
 }
 
-inline HalfFloats eight_floats(
-    float a, float b, float c, float d, float e, float f, float g, float h) {
-  return _mm256_setr_ps(a, b, c, d, e, f, g, h);
+inline HalfFloats eight_of_half(uint16_t value) {
+  return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(value)));
+}
+
+inline HalfFloats floats_of_eight(Quarter signed_bytes) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(signed_bytes));
+}
+
+// 2^(e - 128) of each byte e.
+inline HalfFloats powers_of_two(uint64_t exponents) {
+  __m256i e = _mm256_cvtepu8_epi32(first_eighth(exponents));
+  __m256i normal =
+      _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+  __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(1 << 21), e);
+  __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
+  return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, is_small));
 }
 
 // To a place aligned to 32 bytes.
 inline void store_eight(float* p, HalfFloats a) {
   _mm256_store_ps(p, a);
+}
+
+inline HalfFloats multiply(HalfFloats a, HalfFloats b) {
+  return _mm256_mul_ps(a, b);
 }
 
 inline HalfFloats add(HalfFloats a, HalfFloats b) {
