@@ -51,10 +51,10 @@ def relative_error(y: np.ndarray, ref: np.ndarray) -> float:
 def magnitudes(X: np.ndarray, W: np.ndarray, dtype: mx.Dtype) -> np.ndarray:
     """Sums of the magnitudes of what a product X @ W adds up, in float64, for `interval`.
 
-    X may be taken as fixed point, whose steps are 2**-30 (of 16-bit floats 2**-15) of the largest
-    value: below that share of it, a value's own size does not bound its rounding.
+    X may be taken as fixed point of 24 bits, whose steps are 2**-23 of the largest value (of 16-bit
+    floats 16 and 2**-15): below that share of it, a value's own size does not bound its rounding.
     """
-    share = (2.0**-30 if dtype == mx.float32 else 2.0**-15) / TOLERANCE[dtype]
+    share = (2.0**-23 if dtype == mx.float32 else 2.0**-15) / TOLERANCE[dtype]
     sizes = np.abs(X)
     if X.size:
         sizes = np.maximum(sizes, min(share, 1) * sizes.max(-1, keepdims=True))

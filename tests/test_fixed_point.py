@@ -67,7 +67,7 @@ def test_blocks_of_very_different_size(qtype, dtype):
 @typed
 @pytest.mark.parametrize(
     ("dtype", "most"),
-    # The first becomes the largest word, the second one of 31 bits.
+    # The first becomes the largest word, the second one of 24 bits.
     [(mx.float32, 32767 / 2**14), (mx.float32, 2 - 2.0**-23), (mx.bfloat16, 2 - 2.0**-7)],
 )
 def test_the_largest_sums_do_not_overflow(qtype, dtype, most):

@@ -1,6 +1,6 @@
 // Rows of x in fixed point, so that products with whole codes are sums of whole
-// numbers: 16 bits with one power of two for 256 values, and 15 more where 16
-// are not as exact as asked for.
+// numbers: 16 bits with one power of two for 256 values, and 8 or 15 more where
+// 16 are not as exact as asked for.
 #pragma once
 
 #include <type_traits>
@@ -11,22 +11,33 @@
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
 
-// How a block of x lies: as words, or those as a plane of their high bytes and
-// one of their low bytes, all with signs. Where it is fine, low words are in
-// use too.
-enum class Way : int32_t { words, fine_words, planes, fine_planes };
+// How a block of x lies: as words, with low words beside them where it is fine;
+// or each of them as a plane of high bytes and one of low bytes, all with
+// signs. Of three planes the last is that of 8 low bits.
+enum class Way : int32_t { words, fine_words, planes2, planes3, planes4 };
+
+constexpr int planes_of(Way way) {
+  return way < Way::planes2 ? 0 : static_cast<int>(way);
+}
 
 constexpr bool is_fine(Way way) {
-  return way == Way::fine_words || way == Way::fine_planes;
+  return way == Way::fine_words || planes_of(way) > 2;
 }
 
-constexpr bool is_in_planes(Way way) {
-  return way == Way::planes || way == Way::fine_planes;
+// The way of a block with 0, 8 or 15 low bits.
+constexpr Way way_with(int low_bits, bool in_planes) {
+  if (in_planes) {
+    return low_bits == 0   ? Way::planes2
+           : low_bits == 8 ? Way::planes3
+                           : Way::planes4;
+  }
+  return low_bits ? Way::fine_words : Way::words;
 }
 
-// A row of x: blocks of 256 values, x = (high + low / 2^15) * scale. Words lie
-// as codes.h orders the bytes of a type, 64 at a time, as products.h lays them;
-// in planes, bytes lie as those of a type. Each array is aligned to 64 bytes.
+// A row of x: blocks of 256 values, x = (high + low / 2^15) * scale (2^8 in
+// three planes). Words lie as codes.h orders the bytes of a type, 64 at a time,
+// as products.h lays them; in planes, bytes lie as those of a type. Each array
+// is aligned to 64 bytes.
 struct FixedRow {
   int64_t n;     // blocks
   int16_t* high; // [n][256], or [n][2][256] bytes
@@ -53,8 +64,8 @@ struct FixedRow {
     take(way, n);
     take(starts, n * 64);
   }
-  // Of the planes of a block the first, 256 bytes before the second.
-  static const int8_t* planes_of(const int16_t* words, int64_t b) {
+  // Of two planes of a block the first, 256 bytes before the second.
+  static const int8_t* planes_at(const int16_t* words, int64_t b) {
     return reinterpret_cast<const int8_t*>(words + 256 * b);
   }
 };
@@ -89,11 +100,11 @@ inline void store_whole(int16_t* to, Vec v) {
   std::memcpy(to, &words, sizeof(words));
 }
 
-// 16 words to two planes.
+// 16 words to two planes; of words that are bytes the second one is used.
 inline void store_bytes(const int16_t* from, int8_t* high) {
   for (int i = 0; i < 16; ++i) {
     auto low = static_cast<int8_t>(from[i]);
-    high[i] = static_cast<int8_t>((from[i] - low) / 256);
+    high[i] = static_cast<int8_t>((from[i] - low) >> 8);
     high[256 + i] = low;
   }
 }
@@ -119,6 +130,7 @@ inline void fix_block(
     const float* x,
     const TypeKernels& type,
     float most,
+    int low_bits,
     const FixedRow& out,
     int64_t b) {
   int exponent;
@@ -129,16 +141,20 @@ inline void fix_block(
   }
   float up = __builtin_ldexpf(1.0f, shift),
         down = __builtin_ldexpf(1.0f, -shift);
-  float low_steps = is_fine(out.way[b]) ? 32768 : 0;
+  float low_steps = low_bits ? 1 << low_bits : 0;
+  float rest_unit = 1.0f / (1 << low_bits);
+  float low_value = out.way[b] == Way::planes3 ? 1 : 1 << (15 - low_bits);
+  float most_rest = low_bits ? (1 << (low_bits - 1)) - 1 : 0;
   alignas(64) int16_t high[256], low[256];
   alignas(64) float whole[256];
   for (int i = 0; i < 256; i += lanes) {
     Vec v = load(x + i) * up;
     Vec n = rounded(v);
     Vec rest = rounded((v - n) * low_steps);
+    rest = rest > most_rest ? all_lanes(most_rest) : rest;
     store_whole(high + i, n);
-    store_whole(low + i, rest);
-    store(whole + i, n + rest * low_unit);
+    store_whole(low + i, rest * low_value);
+    store(whole + i, n + rest * rest_unit);
   }
   float* sums = out.sums16 + 16 * b;
   for (int g = 0; g < 16; ++g) {
@@ -156,7 +172,7 @@ inline void fix_block(
   for (int i = 0; i < 16; ++i) {
     auto store = [&](const int16_t* from, int16_t* to) {
       to += 256 * b;
-      if (is_in_planes(out.way[b])) {
+      if (planes_of(out.way[b])) {
         store_bytes(
             from + 16 * order[i], reinterpret_cast<int8_t*>(to) + 16 * i);
       } else {
@@ -213,9 +229,9 @@ inline Measure measure(const float* x) {
 // products then read the row's last 256 weights, some for the second time. A
 // row shorter than a block lies at its start.
 //
-// A block keeps 31 bits unless what 16 lose is below `tolerance` of the block
-// or of an average block of the row: outliers do not drown the others. Other
-// blocks lie in planes if asked for.
+// A block has the fewest bits of 16, 24 and 31 that lose less than `tolerance`
+// of the block or of an average block of the row: outliers do not drown the
+// others.
 bool fix(
     const float* x,
     int64_t K,
@@ -258,11 +274,13 @@ bool fix(
     double u = unit(m.most), own = m.squares * u * u;
     double allowed =
         double(tolerance) * tolerance * __builtin_fmax(own, average);
-    bool fine = m.lost * u * u > allowed;
-    row.way[b] = in_planes ? fine ? Way::fine_planes : Way::planes
-                 : fine    ? Way::fine_words
-                           : Way::words;
-    fix_block(block(b), type, m.most, row, b);
+    // Of 24 bits the most that they may lose on average.
+    double step = u / (1 << 23), most_lost = 256 * step * step / 12;
+    int low_bits = m.lost * u * u <= allowed ? 0
+                   : most_lost <= allowed    ? 8
+                                             : 15;
+    row.way[b] = way_with(low_bits, in_planes);
+    fix_block(block(b), type, m.most, low_bits, row, b);
   }
   std::memset(row.sums32 + 8 * row.n, 0, 8 * sizeof(float));
   return true;

@@ -236,9 +236,15 @@ __attribute__((noinline)) void add_blocks(
 template <typename Type, int R, int C, int first>
 auto adder(Way way) {
   if constexpr (in_planes<Type> && C == 1) {
-    if (is_in_planes(way)) {
-      return is_fine(way) ? add_blocks<Type, R, C, Way::fine_planes, first>
-                          : add_blocks<Type, R, C, Way::planes, first>;
+    switch (way) {
+      case Way::planes2:
+        return add_blocks<Type, R, C, Way::planes2, first>;
+      case Way::planes3:
+        return add_blocks<Type, R, C, Way::planes3, first>;
+      case Way::planes4:
+        return add_blocks<Type, R, C, Way::planes4, first>;
+      default:
+        break;
     }
   }
   return is_fine(way) ? add_blocks<Type, R, C, Way::fine_words, first>

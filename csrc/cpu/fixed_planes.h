@@ -6,18 +6,22 @@
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
 
+// Of the sums of the planes after the first two.
+template <int planes>
+constexpr float unit_of_low = planes == 3 ? 1.0f / 256 : low_unit;
+
 // whole_products of one row of x. Chains of sums are short and rows take turns:
 // what waits for a sum fills the scheduler.
-template <typename Type, int R, bool fine>
+template <typename Type, int R, int planes>
 inline __attribute__((always_inline)) void whole_plane_products(
     const uint8_t* const* b,
     const FixedRow& x,
     int64_t at,
     Floats (&out)[R][1]) {
   using T = Codes<Type>;
-  constexpr int parts = parts_of<Type>, planes = fine ? 4 : 2;
-  const int8_t* high = x.planes_of(x.high, at);
-  const int8_t* low = x.planes_of(x.low, at);
+  constexpr int parts = parts_of<Type>;
+  const int8_t* high = x.planes_at(x.high, at);
+  const int8_t* low = x.planes_at(x.low, at);
   Bytes scales[R];
   MLX_GGUF_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -40,17 +44,21 @@ inline __attribute__((always_inline)) void whole_plane_products(
       };
       add(0, high);
       add(1, high + 256);
-      if constexpr (fine) {
+      if constexpr (planes == 4) {
         add(2, low);
         add(3, low + 256);
+      } else if constexpr (planes == 3) {
+        add(2, low + 256);
       }
     }
   });
   // The first plane counts 256 times. So do scales with a sign.
-  auto join = [](Ints first, Ints second) {
-    return T::signed_scales && !T::byte_products
-               ? add_ints(first, shift_ints_right<8>(second))
-               : add_ints(shift_ints_left<8>(first), second);
+  auto last = [](Ints sum) {
+    return T::signed_scales ? shift_ints_right<8>(sum) : sum;
+  };
+  auto join = [&](Ints first, Ints second) {
+    Ints up = T::signed_scales ? first : shift_ints_left<8>(first);
+    return add_ints(up, last(second));
   };
   MLX_GGUF_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -59,19 +67,20 @@ inline __attribute__((always_inline)) void whole_plane_products(
     for (int p = 0; p < parts; ++p) {
       MLX_GGUF_UNROLL
       for (int i = 0; i < planes; i += 2) {
-        of[i][p] = join(of[i][p], of[i + 1][p]);
+        of[i][p] =
+            i + 1 < planes ? join(of[i][p], of[i + 1][p]) : last(of[i][p]);
       }
     }
     out[r][0] = sums.floats(r, 0);
-    if constexpr (fine) {
+    if constexpr (planes > 2) {
       Ints rest = parts == 1 ? of[2][0] : add_ints(of[2][0], of[2][parts - 1]);
-      out[r][0] = add_low(rest, out[r][0]);
+      out[r][0] = add_low(rest, out[r][0], unit_of_low<planes>);
     }
   }
 }
 
 // float_products of one row of x.
-template <typename Type, int R, bool fine, int first>
+template <typename Type, int R, int planes, int first>
 inline __attribute__((always_inline)) void float_plane_products(
     const uint8_t* const* b,
     const FixedRow& x,
@@ -93,17 +102,24 @@ inline __attribute__((always_inline)) void float_plane_products(
       for (int r = 0; r < R; ++r) {
         Bytes codes = T::template codes<c>(b[r]);
         Bytes more = T::template codes<c + 1>(b[r]);
-        auto sum = [&](const int16_t* words, int is_low) {
-          const int8_t* plane = x.planes_of(words, at) + 64 * c;
-          auto add = [&](Ints sum, const int8_t* x) {
-            return dot_bytes(dot_bytes(sum, codes, x), more, x + 64);
-          };
-          Ints up = shift_ints_left<8>(add(no_ints(), plane));
-          return add_ints(up, add(start<Type>(x, at, c, is_low), plane + 256));
+        auto add = [&](Ints sum, const int8_t* x) {
+          return dot_bytes(dot_bytes(sum, codes, x), more, x + 64);
         };
-        Ints rest = fine ? sum(x.low, 1) : no_ints();
+        auto sum = [&](const int16_t* words, int is_low, bool two) {
+          const int8_t* plane = x.planes_at(words, at) + 64 * c;
+          Ints second = add(start<Type>(x, at, c, is_low), plane + 256);
+          Ints high = add(no_ints(), plane);
+          return two ? add_ints(shift_ints_left<8>(high), second) : second;
+        };
+        constexpr bool fine = planes > 2;
+        Ints rest = fine ? sum(x.low, 1, planes == 4) : no_ints();
         add_scaled<Type, c, fine>(
-            sum(x.high, 0), rest, scales[r], x.scales[at], out[r][0]);
+            sum(x.high, 0, true),
+            rest,
+            scales[r],
+            x.scales[at],
+            out[r][0],
+            unit_of_low<planes>);
       }
     }
   });

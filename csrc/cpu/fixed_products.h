@@ -95,8 +95,8 @@ struct IntSums {
   }
 };
 
-inline Floats add_low(Ints low, Floats to) {
-  return multiply_add(to_floats(low), floats_of(low_unit), to);
+inline Floats add_low(Ints low, Floats to, float unit = low_unit) {
+  return multiply_add(to_floats(low), floats_of(unit), to);
 }
 
 // ---- Scales that are whole numbers. Results are in units of their factor.
@@ -169,10 +169,15 @@ inline __attribute__((always_inline)) void whole_products(
 // Adds whole sums times their scale.
 template <typename Type, int c, bool fine>
 inline void add_scaled(
-    Ints high, Ints low, HalfFloats scales, const float& x_scale, Floats& to) {
+    Ints high,
+    Ints low,
+    HalfFloats scales,
+    const float& x_scale,
+    Floats& to,
+    float unit = low_unit) {
   Floats sum = to_floats(high);
   if constexpr (fine) {
-    sum = add_low(low, sum);
+    sum = add_low(low, sum, unit);
   }
   if constexpr (Codes<Type>::far_scales) {
     sum = multiply(sum, floats_of(x_scale));
@@ -226,13 +231,13 @@ inline __attribute__((always_inline)) void float_products(
 // ---- Any.
 
 // Of one row of x in planes: fixed_planes.h, where there are any.
-template <typename Type, int R, bool fine>
+template <typename Type, int R, int planes>
 inline __attribute__((always_inline)) void whole_plane_products(
     const uint8_t* const* b,
     const FixedRow& x,
     int64_t at,
     Floats (&out)[R][1]);
-template <typename Type, int R, bool fine, int first>
+template <typename Type, int R, int planes, int first>
 inline __attribute__((always_inline)) void float_plane_products(
     const uint8_t* const* b,
     const FixedRow& x,
@@ -260,7 +265,7 @@ constexpr int rows_together() {
     return R;
   } else {
     constexpr int parts = parts_of<Type>, fine = is_fine(way);
-    int sums = is_in_planes(way) ? (2 + 2 * fine) * parts : C * (parts + fine);
+    int sums = planes_of(way) ? planes_of(way) * parts : C * (parts + fine);
     int rows = R;
     while (rows > 1 && rows * sums > 12) {
       rows /= 2;
@@ -278,10 +283,10 @@ inline __attribute__((always_inline)) void find_products(
     int64_t at,
     Floats (&out)[R][C]) {
   constexpr bool whole = Codes<Type>::whole_scales, fine = is_fine(way);
-  if constexpr (is_in_planes(way) && whole) {
-    whole_plane_products<Type, R, fine>(b, x[0], at, out);
-  } else if constexpr (is_in_planes(way)) {
-    float_plane_products<Type, R, fine, first>(b, x[0], at, out);
+  if constexpr (planes_of(way) && whole) {
+    whole_plane_products<Type, R, planes_of(way)>(b, x[0], at, out);
+  } else if constexpr (planes_of(way)) {
+    float_plane_products<Type, R, planes_of(way), first>(b, x[0], at, out);
   } else if constexpr (whole) {
     whole_products<Type, R, C, fine>(b, x, at, out);
   } else {

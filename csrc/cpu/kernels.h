@@ -143,7 +143,7 @@ struct Isa {
   void (*to_f32)(Number from, const void* src, int64_t n, float* dst);
   void (*from_f32)(Number to, const float* src, int64_t n, void* dst);
   // Bytes of a row of x in fixed point, to be aligned to 64; and the row
-  // itself, as exact as f32 or to `tolerance` of its norm; or false if it has
+  // itself, to `tolerance` of its norm; or false if it has
   // values that fixed point does not hold. nullptr where no type has a gemv.
   // In planes, for gemv of this row alone: the same numbers in another order.
   int64_t (*fixed_bytes)(int64_t K);
