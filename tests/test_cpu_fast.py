@@ -342,6 +342,7 @@ with mx.stream(mx.cpu):
     for dtype in (mx.float32, mx.float16, mx.bfloat16):
         x = a(2, 70, 4, 80).astype(dtype).transpose(0, 2, 1, 3)
         y = {"rms": cpu_fast.rms_norm(x, a(80).astype(dtype), 1e-5)}
+        y |= {"silu": cpu_fast.silu(8 * x), "gelu": cpu_fast.gelu_approx(8 * x)}
         for traditional in (False, True):
             y[f"rope {traditional}"] = cpu_fast.rope(
                 x, 64, traditional=traditional, base=1e4, scale=1.0, offset=12345)
@@ -371,7 +372,7 @@ def test_each_instruction_set_gives_the_same_results(isa, computed):
     assert str(other["isa"]) == isa
     units = {"float32": 2e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
     names = [name for name in best if name.startswith("mlx")]
-    assert len(names) == 3 * 5
+    assert len(names) == 3 * 7
     for name in names:
         bound = units[name.split()[0].rpartition(".")[2]]
         error = np.linalg.norm((other[name] - best[name]).astype(np.float64))

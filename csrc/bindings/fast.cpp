@@ -43,6 +43,18 @@ void bind_fast(nb::module_& m) {
           "mlx.core.array | None"),
       "mx.fast.rope as one node; None where MLX's is to be called.");
   m.def(
+      "cpu_gate",
+      &cpu::gate,
+      "x"_a,
+      "gelu"_a,
+      "stream"_a = nb::none(),
+      nb::sig(
+          "def cpu_gate(x: mlx.core.array, gelu: bool, stream: "
+          "mlx.core.Stream | mlx.core.DeviceType | mlx.core.Device | None = "
+          "None) -> mlx.core.array | None"),
+      "nn.gelu_approx, or nn.silu, as one node; None where MLX's is to be "
+      "called.");
+  m.def(
       "cpu_logsumexp",
       &cpu::logsumexp,
       "x"_a,

@@ -1,6 +1,6 @@
-// RMS normalisation, rotary positions, attention and the log of a sum of
-// exponentials on the CPU, each as one graph node. MLX has no kernels of its
-// own for them there and builds a dozen small operations instead, or goes
+// RMS normalisation, rotary positions, attention, SiLU, GELU and the log of a
+// sum of exponentials on the CPU, each as one graph node. MLX has no kernels of
+// its own for them there and builds a dozen small operations instead, or goes
 // number by number on one thread. Derivatives and vmap go through those.
 #pragma once
 
@@ -40,6 +40,8 @@ std::optional<array> rope(
     const std::variant<int, array>& offset,
     const std::optional<array>& freqs,
     mx::StreamOrDevice s);
+// nn.silu and nn.gelu_approx.
+std::optional<array> gate(const array& x, bool gelu, mx::StreamOrDevice s);
 // Over the last axis, which stays with size 1.
 std::optional<array> logsumexp(const array& x, mx::StreamOrDevice s);
 std::optional<array> attention(
@@ -83,6 +85,24 @@ class RmsNorm : public Fast {
 
  private:
   float eps_;
+};
+
+// x times the logistic function of x, or of what makes it the tanh form of GELU
+// (arXiv:1606.08415).
+class Gate : public Fast {
+ public:
+  Gate(mx::Stream stream, bool gelu) : Fast(stream), gelu_(gelu) {}
+
+  void eval_cpu(const std::vector<array>& inputs, array& out) override;
+  DEFINE_NAME(GGUFGate)
+  DEFINE_INPUT_OUTPUT_SHAPE()
+  bool is_equivalent(const mx::Primitive& other) const override;
+
+ protected:
+  array spelled_out(const std::vector<array>& inputs) override;
+
+ private:
+  bool gelu_;
 };
 
 // input: x [..., N]; output [..., 1].

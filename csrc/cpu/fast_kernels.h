@@ -3,13 +3,10 @@
 // result depends on its own values alone.
 #pragma once
 
-#include "cpu/kernels_impl.h"
+#include "cpu/fast_exponentials.h"
 
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
-
-typedef int32_t IntVec
-    __attribute__((vector_size(lanes * 4), aligned(4), may_alias));
 
 // Rows by columns whose sums stay in registers.
 #ifdef __AVX512F__
@@ -17,10 +14,6 @@ constexpr int dot_rows = 4, dot_keys = 4, sum_rows = 4, sum_columns = 4;
 #else
 constexpr int dot_rows = 2, dot_keys = 2, sum_rows = 4, sum_columns = 1;
 #endif
-
-Vec splat(float f) {
-  return Vec{f, f, f, f, f, f, f, f, f, f, f, f, f, f, f, f};
-}
 
 void rms_norm(const float* x, const float* w, float eps, int64_t n, float* y) {
   Vec squares[4] = {};
@@ -113,59 +106,6 @@ void rotate(
     y[i] = a * cos[i] - b * sin[i];
     y[i + half] = a * sin[i] + b * cos[i];
   }
-}
-
-// e^x for x <= 0, to less than 2e-7 of it; 0 where that is below 2^-126.
-Vec exponential(Vec x) {
-  const Vec least = splat(-87.0f), to_integer = splat(0x1.8p23f);
-  Vec held = x < least ? least : x;
-  Vec shifted = held * splat(0x1.715476p0f) + to_integer; // log2(e)
-  Vec n = shifted - to_integer;
-  // ln 2 in two parts; multiples of the first one are exact.
-  Vec r = held - n * splat(0x1.62e4p-1f);
-  r = r - n * splat(0x1.7f7d1cp-20f);
-  Vec y = splat(1.0f / 5040);
-  y = y * r + splat(1.0f / 720);
-  y = y * r + splat(1.0f / 120);
-  y = y * r + splat(1.0f / 24);
-  y = y * r + splat(1.0f / 6);
-  y = y * r + splat(0.5f);
-  y = y * r + splat(1.0f);
-  y = y * r + splat(1.0f);
-  IntVec power = (IntVec)shifted + (127 - 0x4b400000); // the bits of 1.5 * 2^23
-  y = y * (Vec)(power << 23);
-  return x < least ? splat(0.0f) : y;
-}
-
-void exponentials(const float* x, int64_t n, float* largest, float* sum_out) {
-  Vec most = splat(x[0]), bad = {};
-  float tail[lanes];
-  auto each = [&](auto&& use) {
-    int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) {
-      use(load(x + i));
-    }
-    if (i < n) { // repeats a value, whose share is taken off below
-      for (int j = 0; j < lanes; ++j) {
-        tail[j] = x[i + j < n ? i + j : n - 1];
-      }
-      use(load(tail));
-    }
-  };
-  each([&](Vec v) {
-    most = v > most ? v : most;
-    bad += v * splat(0.0f); // 0 but for infinities and NaN
-  });
-  float top = x[0];
-  for (int j = 0; j < lanes; ++j) {
-    top = most[j] > top ? most[j] : top;
-  }
-  Vec total = {}, last = {};
-  each([&](Vec v) { total += last = exponential(v - splat(top)); });
-  int64_t repeated = (lanes - n % lanes) % lanes;
-  *largest = top;
-  *sum_out =
-      sum(total) - static_cast<float>(repeated) * last[lanes - 1] + sum(bad);
 }
 
 // Lanes of a folded onto themselves beside those of b: of each group of `width`
@@ -395,6 +335,7 @@ constexpr FastKernels fast{
     rms_norm,
     rotations,
     rotate,
+    gate,
     exponentials,
     attention_scores,
     attention_values};

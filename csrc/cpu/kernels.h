@@ -129,6 +129,8 @@ struct FastKernels {
       int64_t half,
       bool traditional,
       float* y);
+  // x / (1 + e^-z), where z is x, or that of the tanh form of GELU.
+  void (*gate)(const float* x, bool gelu, int64_t n, float* y);
   // The largest of x, and the sum of e^(x - largest); NaN in `sum` if a value
   // is not finite.
   void (*exponentials)(const float* x, int64_t n, float* largest, float* sum);

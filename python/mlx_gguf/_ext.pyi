@@ -255,6 +255,11 @@ def cpu_rms_norm(x: mlx.core.array, weight: mlx.core.array | None, eps: float, s
 def cpu_rope(x: mlx.core.array, dims: int, traditional: bool, base: float | None, scale: float, offset: int | mlx.core.array, freqs: mlx.core.array | None = None, stream: mlx.core.Stream | mlx.core.DeviceType | mlx.core.Device | None = None) -> mlx.core.array | None:
     """mx.fast.rope as one node; None where MLX's is to be called."""
 
+def cpu_gate(x: mlx.core.array, gelu: bool, stream: mlx.core.Stream | mlx.core.DeviceType | mlx.core.Device | None = None) -> mlx.core.array | None:
+    """
+    nn.gelu_approx, or nn.silu, as one node; None where MLX's is to be called.
+    """
+
 def cpu_logsumexp(x: mlx.core.array, stream: mlx.core.Stream | mlx.core.DeviceType | mlx.core.Device | None = None) -> mlx.core.array | None:
     """
     mx.logsumexp over the last axis, which is kept, as one node; None where

@@ -1,10 +1,11 @@
-"""Normalisation, rotary positions, attention and logsumexp on the CPU, each as one operation.
+"""Normalisation, rotary positions, attention and others on the CPU, each as one operation.
 
 MLX has no CPU kernels for ``mx.fast.rms_norm``, ``mx.fast.rope`` and
 ``mx.fast.scaled_dot_product_attention``. There it spells them in about 8, 15 and 12 small
 operations, each a graph node of several microseconds and on one thread; for a small model that
-is most of the time of a token. ``mx.logsumexp``, which mlx-lm takes of every token's logits, goes
-number by number there. :func:`install` puts the functions of this module in their place.
+is most of the time of a token. ``mx.logsumexp``, which mlx-lm takes of every token's logits, and
+the activations ``nn.silu`` and ``nn.gelu_approx`` go number by number there. :func:`install` puts
+the functions of this module in their place.
 
 Each is ours on a CPU stream and with arguments that our kernels take: float16, bfloat16 or
 float32, attention without sinks. Everything else, and every wrong argument, goes to MLX's own
@@ -23,15 +24,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from . import _ext
 
-__all__ = ["install", "logsumexp", "rms_norm", "rope", "scaled_dot_product_attention"]
+__all__ = [
+    "gelu_approx",
+    "install",
+    "logsumexp",
+    "rms_norm",
+    "rope",
+    "scaled_dot_product_attention",
+    "silu",
+]
 
 _mlx_rms_norm = mx.fast.rms_norm
 _mlx_rope = mx.fast.rope
 _mlx_attention = mx.fast.scaled_dot_product_attention
 _mlx_logsumexp = mx.logsumexp
+_mlx_silu = nn.silu
+_mlx_gelu_approx = nn.gelu_approx
+_gate = _ext.cpu_gate
 _logsumexp = _ext.cpu_logsumexp
 _rms_norm = _ext.cpu_rms_norm
 _rope = _ext.cpu_rope
@@ -120,8 +133,20 @@ def logsumexp(
     return _mlx_logsumexp(a, axis, keepdims, stream=stream)
 
 
+def silu(x: mx.array) -> mx.array:
+    """As ``nn.silu``."""
+    y = _gate(x, False)
+    return _mlx_silu(x) if y is None else y
+
+
+def gelu_approx(x: mx.array) -> mx.array:
+    """As ``nn.gelu_approx``."""
+    y = _gate(x, True)
+    return _mlx_gelu_approx(x) if y is None else y
+
+
 def install() -> bool:
-    """Replace MLX's functions in ``mx.fast``, and ``mx.logsumexp``, by those of this module.
+    """Replace MLX's functions in ``mx.fast``, ``mx`` and ``mlx.nn`` by those of this module.
 
     Calling it again changes nothing.
 
@@ -135,4 +160,6 @@ def install() -> bool:
     for function in (rms_norm, rope, scaled_dot_product_attention):
         setattr(mx.fast, function.__name__, function)
     mx.logsumexp = logsumexp  # type: ignore[assignment]
+    for activation in (silu, gelu_approx):
+        setattr(nn, activation.__name__, activation)
     return True

@@ -11,7 +11,7 @@ from typing import Any
 from ..file import GGUFFile
 from .base import Architecture, Keys, check_full_rope, common_config
 from .gemma3 import ARCHITECTURE as GEMMA3
-from .gemma3 import less_one
+from .gemma3 import add_one_once, less_one
 
 # Layers of the 27B model, the one whose queries are not scaled by the head size.
 _LAYERS_27B = 46
@@ -41,4 +41,5 @@ ARCHITECTURE: Architecture = Architecture(
     config=config,
     layer=GEMMA3.layer,
     transforms={"norm.weight": less_one},
+    finish=lambda model, keys, file: add_one_once(model),
 )

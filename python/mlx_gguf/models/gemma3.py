@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from ..file import GGUFFile
 from .base import LAYER, Architecture, Keys, common_config
@@ -48,7 +49,30 @@ def less_one(weight: mx.array) -> mx.array:
     return weight.astype(mx.float32) - 1
 
 
+class PlusOneNorm(nn.Module):
+    """mlx-lm's norm of Gemma, which adds 1 to its weight; here once for every weight.
+
+    Two graph nodes less at each of a token's four norms a layer.
+    """
+
+    weight: mx.array
+    eps: float
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if getattr(self, "_of", None) is not self.weight:
+            self._of, self._scale = self.weight, 1.0 + self.weight
+        return mx.fast.rms_norm(x, self._scale, self.eps)
+
+
+def add_one_once(model: Any) -> None:
+    """Give the model's norms the class above."""
+    for module in model.modules():
+        if type(module).__name__ == "RMSNorm":
+            module.__class__ = PlusOneNorm
+
+
 def finish(model: Any, keys: Keys, file: GGUFFile) -> None:
+    add_one_once(model)
     # mlx-lm decides this when it loads safetensors.
     if "output.weight" not in file:
         model.tie_word_embeddings = True
