@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t m_tile = 64; // rows of x a decoded tile of weights meets
 constexpr int64_t columns_per_task = 256; // a multiple of every block size
 constexpr int64_t n_tile = 64; // weight rows summed before joining the total
-constexpr int64_t gemm_m_tile = 256; // rows of x of a gemm, a multiple of packs
+constexpr int64_t gemm_m_tile = 128; // rows of x whose packs stay in a cache
 
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
