@@ -158,6 +158,10 @@ inline Bytes bit_or(Bytes a, Bytes b) {
   return each([&](int i) { return vorrq_u8(a.at[i], b.at[i]); });
 }
 
+inline Bytes add_bytes(Bytes a, Bytes b) {
+  return each([&](int i) { return vaddq_u8(a.at[i], b.at[i]); });
+}
+
 inline Words add_words(Words a, Words b) {
   return each(
       [&](int i) { return bytes(vaddq_u16(u16(a.at[i]), u16(b.at[i]))); });

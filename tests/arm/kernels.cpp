@@ -138,7 +138,7 @@ void run(const Isa& isa, const Case& c) {
     int32_t is_fixed = 0;
     if (type.gemv) {
       fixed[m] = array<char>(isa.fixed_bytes(c.K));
-      is_fixed = isa.fix(x[m], c.K, type.order, c.tolerance, fixed[m]);
+      is_fixed = isa.fix(x[m], c.K, type, c.tolerance, false, fixed[m]);
     }
     all_fixed = all_fixed && is_fixed;
     write(&is_fixed, 1);
