@@ -2,7 +2,8 @@
 # everywhere; the rest is a shared object of its own, which the extension loads
 # where MLX has CUDA. It needs CUDA's headers, from the packages that MLX's CUDA
 # wheels install or from CUDA_HEADERS, and no compiler but the host's.
-target_sources(_ext PRIVATE csrc/cuda/load.cpp csrc/cuda/names.cpp csrc/cuda/plan.cpp)
+set(CUDA_DATA csrc/cuda/choose.cpp csrc/cuda/names.cpp csrc/cuda/plan.cpp)
+target_sources(_ext PRIVATE csrc/cuda/load.cpp ${CUDA_DATA})
 target_link_libraries(_ext PRIVATE ${CMAKE_DL_LIBS})
 
 if(NOT DEFINED CUDA_HEADERS AND NOT APPLE)
@@ -26,8 +27,11 @@ if(CUDA_HEADERS)
             -P ${CMAKE_CURRENT_SOURCE_DIR}/csrc/metal/embed.cmake
     DEPENDS ${CUDA_KERNELS} csrc/metal/embed.cmake
     VERBATIM)
-  add_library(_cuda MODULE ${CUDA_SOURCE} csrc/cuda/eval.cpp csrc/cuda/module.cpp
-                           csrc/cuda/names.cpp csrc/cuda/plan.cpp csrc/formats.cpp)
+  add_library(
+    _cuda MODULE
+    ${CUDA_SOURCE} ${CUDA_DATA} csrc/cuda/dense.cpp csrc/cuda/encode.cpp csrc/cuda/eval.cpp
+    csrc/cuda/launch.cpp csrc/cuda/module.cpp csrc/formats.cpp csrc/gpu/batch.cpp
+    csrc/gpu/nodes.cpp)
   set_target_properties(_cuda PROPERTIES PREFIX "" SUFFIX ".so" CXX_VISIBILITY_PRESET hidden
                                          INSTALL_RPATH "$ORIGIN/../mlx/lib")
   target_include_directories(_cuda PRIVATE csrc)

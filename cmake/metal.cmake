@@ -12,7 +12,7 @@ if(MLX_BUILD_METAL)
     DEPENDS ${METAL_KERNELS} csrc/metal/embed.cmake
     VERBATIM)
   target_sources(
-    _ext PRIVATE ${METAL_SOURCE} csrc/metal/dense.cpp csrc/metal/device.cpp
+    _ext PRIVATE ${METAL_SOURCE} csrc/gpu/batch.cpp csrc/gpu/nodes.cpp csrc/metal/device.cpp
                  csrc/metal/eval.cpp csrc/metal/self_test.cpp)
   target_compile_definitions(_ext PRIVATE MLX_GGUF_METAL)
 endif()

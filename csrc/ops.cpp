@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "cuda/backend.h"
 #include "export.h"
 #include "formats.h"
 #include "mlx/ops.h"
@@ -26,10 +27,12 @@ array in_rows(const array& a, mx::StreamOrDevice s) {
   return native_ops() ? a : mx::contiguous(a, false, s);
 }
 
-// An input that may be small: the CPU puts it in row order itself, which costs
-// less than a node.
+// An input that may be small: the CPU and CUDA put it in row order themselves,
+// which costs less than a node.
 array small_in_rows(const array& a, mx::StreamOrDevice s) {
-  return mx::to_stream(s).device == mx::Device::cpu ? a : in_rows(a, s);
+  bool themselves =
+      cuda::loaded() || mx::to_stream(s).device == mx::Device::cpu;
+  return themselves ? a : in_rows(a, s);
 }
 
 // An array that is already evaluated has its final layout, so the graph node

@@ -26,15 +26,15 @@ def host(tmp_path_factory) -> Path:
     assert compiler, "no C++ compiler"
     folder = tmp_path_factory.mktemp("metal_host")
     # MLX's nodes are evaluated on the CPU there, as their stream is.
-    dense = folder / "dense.cpp"
-    text = (METAL / "dense.cpp").read_text()
+    nodes = folder / "nodes.cpp"
+    text = (ROOT / "csrc/gpu/nodes.cpp").read_text()
     assert text.count("eval_gpu(") == 1
-    dense.write_text(text.replace("eval_gpu(", "eval_cpu("))
+    nodes.write_text(text.replace("eval_gpu(", "eval_cpu("))
     sources = [
         *(ROOT / "tests/metal_host" / name for name in ("host.cpp", "device.cpp")),
         *(METAL / name for name in ("eval.cpp", "plan.cpp", "names.cpp")),
-        *(ROOT / "csrc" / name for name in ("formats.cpp", "tuned.cpp")),
-        dense,
+        *(ROOT / "csrc" / name for name in ("formats.cpp", "tuned.cpp", "gpu/batch.cpp")),
+        nodes,
     ]
 
     def compile_one(item: tuple[int, Path]) -> Path:

@@ -1,10 +1,13 @@
 // Loading the CUDA backend, and what its kernels and plans are.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <map>
 #include <stdexcept>
+#include <string>
 #include <tuple>
 
 #include "bindings/bindings.h"
@@ -101,6 +104,19 @@ void bind_cuda(nb::module_& m) {
       "has_cuda",
       [] { return cuda::loaded() != nullptr; },
       "Whether the CUDA backend is loaded.");
+  m.def(
+      "cuda_info",
+      [] {
+        std::map<std::string, std::string> out;
+        if (auto* cuda = cuda::loaded()) {
+          for (auto& [name, text] : cuda->describe()) {
+            out[name] = text;
+          }
+        }
+        return out;
+      },
+      "What the CUDA backend says of its device, driver, compiler and cache; "
+      "empty if it is not loaded.");
   m.def(
       "cuda_kernels",
       [] {

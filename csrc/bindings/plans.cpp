@@ -10,6 +10,7 @@
 #include "bindings/bindings.h"
 #include "cpu/plan.h"
 #include "cpu/threads.h"
+#include "cuda/backend.h"
 #include "metal/names.h"
 #include "metal/plan.h"
 #include "tuned.h"
@@ -55,6 +56,9 @@ std::vector<std::string> backends() {
     out.push_back("metal");
   }
 #endif
+  if (cuda::loaded()) {
+    out.push_back("cuda");
+  }
   return out;
 }
 

@@ -2,6 +2,10 @@
 // needs symbols that only MLX builds with CUDA have.
 #pragma once
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "../primitives.h"
 
 namespace mlx_gguf::cuda {
@@ -24,6 +28,8 @@ struct Backend {
       const array& w, array& out, const Format& format, mx::Stream s);
   // Copies host memory into an array's, in large pieces, and waits.
   void (*upload)(array& to, const void* from, size_t nbytes);
+  // What a report should say of the device and its software, by name.
+  std::vector<std::pair<std::string, std::string>> (*describe)();
 };
 
 // The one function the shared object exports, by this name.

@@ -1,5 +1,6 @@
 #include "cuda/module.h"
 
+#include <dlfcn.h>
 #include <nvrtc.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <shared_mutex>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -229,9 +231,29 @@ const Gpu& gpu() {
     out.processors = ask(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     out.shared_bytes =
         ask(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+    const char* dense = std::getenv("MLX_GGUF_CUDA_DENSE");
+    out.dense = !dense || std::string_view(dense) != "0";
     return out;
   }();
   return made;
+}
+
+std::vector<std::pair<std::string, std::string>> describe() {
+  auto dotted = [](int major, int minor) {
+    return std::to_string(major) + "." + std::to_string(minor);
+  };
+  int driver = 0, major = 0, minor = 0;
+  cuDriverGetVersion(&driver);
+  nvrtcVersion(&major, &minor);
+  Dl_info place{};
+  bool found = dladdr(reinterpret_cast<void*>(&nvrtcVersion), &place) != 0;
+  return {
+      {"compute capability", dotted(gpu().major, gpu().minor)},
+      {"multiprocessors", std::to_string(gpu().processors)},
+      {"driver CUDA", dotted(driver / 1000, driver % 1000 / 10)},
+      {"NVRTC", dotted(major, minor)},
+      {"NVRTC file", found && place.dli_fname ? place.dli_fname : "unknown"},
+      {"cache", cache_dir().string()}};
 }
 
 CUfunction function(const Plan& plan, const Format& format, mx::Dtype x) {

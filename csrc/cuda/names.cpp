@@ -85,6 +85,8 @@ std::string function_of(const Plan& plan, const Format& format, Dtype x) {
              ", " + truth(plan.kernel == Kernel::gather_gemm_block) + ">";
     case Kernel::dequantize:
       return "dequantize<" + type + ", " + t + ">";
+    case Kernel::dense: // MLX's kernel
+      break;
   }
   throw std::logic_error("[cuda::function_of] Expected a known kernel.");
 }

@@ -84,7 +84,6 @@ int64_t ring_bytes(const Plan& plan, const Format& format, const Gpu& gpu) {
 }
 
 constexpr int usual_warps = 15; // of gemv_tma, which has registers for 16
-constexpr int few_rows = 8;
 
 // Warps that share a tile of rows split K. Few enough steps for the slowest,
 // and with that few warps: each has an overhead. Depends on N and K alone,
@@ -172,6 +171,8 @@ bool plan_tma(
   return false;
 }
 
+} // namespace
+
 Plan gemv_plan(
     const Format& format,
     Dtype x,
@@ -200,53 +201,6 @@ Plan gemv_plan(
     }
   }
   return Plan{.kernel = Kernel::gemv_block};
-}
-
-Plan gemm_plan(
-    const Format& format, bool transpose, bool gather, const Gpu& gpu) {
-  if (has_units(format) && transpose &&
-      gemm_shared_bytes(format) <= gpu.shared_bytes) {
-    return Plan{.kernel = gather ? Kernel::gather_gemm : Kernel::gemm};
-  }
-  return Plan{
-      .kernel = gather ? Kernel::gather_gemm_block : Kernel::gemm_block,
-      .transpose = transpose};
-}
-
-} // namespace
-
-std::string to_string(Kernel kernel) {
-  constexpr const char* names[] = {
-      "gemv_tma",
-      "gemv",
-      "gemv_block",
-      "prepare",
-      "gemm",
-      "gather_gemm",
-      "gemm_block",
-      "gather_gemm_block",
-      "dequantize"};
-  return names[static_cast<int>(kernel)];
-}
-
-std::string to_string(const Plan& plan) {
-  std::string out = to_string(plan.kernel);
-  auto add = [&](const char* name, int value) {
-    out += std::string(" ") + name + "=" + std::to_string(value);
-  };
-  if (plan.kernel == Kernel::gemv_tma || plan.kernel == Kernel::gemv) {
-    add("copy", plan.copy);
-    add("interleave", plan.interleave);
-    add("cluster", plan.cluster);
-    add("groups", plan.groups);
-    add("turns", plan.turns);
-    add("stages", plan.stages);
-    add("ahead", plan.ahead);
-  }
-  if (!plan.transpose) {
-    add("transpose", 0);
-  }
-  return out;
 }
 
 int parts_of(Dtype x) {
@@ -322,45 +276,6 @@ int64_t gemm_shared_bytes(const Format& format) {
   return std::max(
       2 * 64 * column_bytes(format) + 8 * ring_bytes(plan, format, Gpu{}),
       sums);
-}
-
-Plan choose(
-    const Format& format,
-    Dtype x,
-    int64_t M,
-    int64_t N,
-    int64_t K,
-    int64_t batch,
-    bool transpose,
-    bool aligned,
-    const Gpu& gpu) {
-  if (transpose && M <= few_rows) {
-    return gemv_plan(format, x, M, N, K, batch, aligned, gpu);
-  }
-  return gemm_plan(format, transpose, false, gpu);
-}
-
-Plan choose_gather(
-    const Format& format,
-    Dtype x,
-    int64_t M,
-    int64_t N,
-    int64_t K,
-    int64_t pairs,
-    int64_t experts,
-    bool sorted,
-    bool transpose,
-    bool aligned,
-    const Gpu& gpu) {
-  // A tile of sorted rows pays where an expert has several of them.
-  int64_t rows = pairs / std::max<int64_t>(experts, 1);
-  if (sorted && M == 1 && (rows >= 4 || !transpose)) {
-    return gemm_plan(format, transpose, true, gpu);
-  }
-  if (transpose && M <= few_rows) {
-    return gemv_plan(format, x, M, N, K, pairs, aligned, gpu);
-  }
-  return gemm_plan(format, transpose, false, gpu);
 }
 
 namespace {

@@ -19,6 +19,7 @@ enum class Kernel {
   gemm_block,  // any type, both ways round, in f32 arithmetic
   gather_gemm_block,
   dequantize,
+  dense, // dequantize to x's dtype, then MLX's own matmul
 };
 
 struct Plan {
@@ -44,12 +45,14 @@ struct Gpu {
   int minor = 0;
   int processors = 132;
   int shared_bytes = 227 * 1024; // a block may have
+  bool dense = true; // large products of many rows may round w to x's dtype
 };
 
+constexpr int few_rows = 8; // of x, which a gemv takes
+
 // y = x W^T (or x W): M rows of x for every one of `batch` entries, all at
-// least
-// 1. `aligned`: w starts at a multiple of 16 bytes. For M of 1 to 8 the plans
-// of otherwise equal problems sum in the same order.
+// least 1. `aligned`: w starts at a multiple of 16 bytes. For M of 1 to 8 the
+// plans of otherwise equal problems sum in the same order.
 Plan choose(
     const Format& format,
     mlx::core::Dtype x,
@@ -73,6 +76,17 @@ Plan choose_gather(
     int64_t experts,
     bool sorted,
     bool transpose,
+    bool aligned,
+    const Gpu& gpu);
+
+// What both come to for up to few_rows rows.
+Plan gemv_plan(
+    const Format& format,
+    mlx::core::Dtype x,
+    int64_t M,
+    int64_t N,
+    int64_t K,
+    int64_t batch,
     bool aligned,
     const Gpu& gpu);
 

@@ -3,12 +3,24 @@
 #include <algorithm>
 
 #include "../../metal/params.h"
-#include "metal/dense.h"
+#include "gpu/batch.h"
+#include "gpu/nodes.h"
 #include "metal/device.h"
 #include "metal/names.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/metal/metal.h"
 #include "tuned.h"
+
+namespace mlx_gguf {
+
+// The encoder stops tracking the buffers of its temporaries, so that only new
+// ones may become temporaries: never an input's, nor what the output shares.
+array temporary(array a, mx::Stream s) {
+  mx::metal::get_command_encoder(s).add_temporary(a);
+  return a;
+}
+
+} // namespace mlx_gguf
 
 namespace mlx_gguf::metal {
 
@@ -26,10 +38,6 @@ struct Operands {
 // From this many weights on a matrix in f32 (256 MB) costs too much memory:
 // MLX may have several command buffers, each with one, in flight.
 constexpr int64_t most_dense_weights = int64_t{1} << 26;
-
-size_t ceil_div(int64_t a, int64_t b) {
-  return static_cast<size_t>((a + b - 1) / b);
-}
 
 void launch(
     const Plan& plan,
@@ -60,94 +68,6 @@ void launch(
       MTL::Size(g.threads, 1, 1));
 }
 
-Params params_of(const array& w, const Format& format) {
-  Params p{};
-  p.N = w.shape(-2);
-  p.K = static_cast<uint32_t>(
-      w.shape(-1) / format.block_bytes * int64_t{format.block_size});
-  p.alpha = p.beta = 1.0f;
-  p.w_step = uint64_t{p.N} * static_cast<uint64_t>(w.shape(-1));
-  return p;
-}
-
-int64_t product(mx::Shape::const_iterator from, mx::Shape::const_iterator to) {
-  int64_t out = 1;
-  for (; from != to; ++from) {
-    out *= *from;
-  }
-  return out;
-}
-
-// The batch axes of an array: all but the last two, or none.
-mx::Shape batch_axes(const array& a) {
-  return a.ndim() < 2 ? mx::Shape{}
-                      : mx::Shape(a.shape().begin(), a.shape().end() - 2);
-}
-
-// For every entry of batch axes `to`, in row order, which entry of the axes
-// `from` broadcasts to it.
-std::vector<uint32_t> entries(const mx::Shape& from, const mx::Shape& to) {
-  std::vector<uint32_t> out{0};
-  size_t shift = to.size() - from.size();
-  for (size_t i = 0; i < to.size(); ++i) {
-    bool repeats = i < shift || from[i - shift] == 1;
-    uint32_t n = to[i];
-    std::vector<uint32_t> next;
-    next.reserve(out.size() * n);
-    for (uint32_t entry : out) {
-      for (uint32_t j = 0; j < n; ++j) {
-        next.push_back(repeats ? entry : entry * n + j);
-      }
-    }
-    out = std::move(next);
-  }
-  return out;
-}
-
-array indices(const std::vector<uint32_t>& values, mx::Stream s) {
-  array out(values.data(), {static_cast<int>(values.size())}, mx::uint32);
-  mx::metal::get_command_encoder(s).add_temporary(out);
-  return out;
-}
-
-// How the matrices of x and w meet in the output.
-struct Batch {
-  int64_t M; // rows of each
-  int64_t size;
-  // Set where the steps of Params cannot say it: Params::gather.
-  std::optional<array> lhs;
-  std::optional<array> rhs;
-};
-
-// Sets M, gather, x_step and w_step.
-Batch batch_of(
-    const array& x, const array& w, const array& out, Params& p, mx::Stream s) {
-  int64_t rows = static_cast<int64_t>(out.size()) / out.shape(-1);
-  mx::Shape w_axes = batch_axes(w);
-  int64_t w_count = product(w_axes.begin(), w_axes.end());
-  if (w_count == 1) { // all rows of x are rows of one product
-    p.M = static_cast<uint32_t>(rows);
-    p.w_step = 0;
-    return {rows, 1};
-  }
-  int64_t M = out.shape(-2);
-  Batch batch{M, rows / M};
-  mx::Shape x_axes = batch_axes(x);
-  int64_t x_count = product(x_axes.begin(), x_axes.end());
-  p.M = static_cast<uint32_t>(M);
-  p.x_step = static_cast<uint64_t>(M) * x.shape(-1);
-  bool x_even = x_count == 1 || x_count == batch.size;
-  if (x_even && w_count == batch.size) {
-    p.x_step = x_count == 1 ? 0 : p.x_step;
-    return batch;
-  }
-  mx::Shape axes = batch_axes(out);
-  p.gather = 1;
-  batch.lhs = indices(entries(x_axes, axes), s);
-  batch.rhs = indices(entries(w_axes, axes), s);
-  return batch;
-}
-
 // The weights of one matrix as f32 numbers, [N, K]: a temporary of s.
 array dense_weights(
     const array& w, const Format& format, Params p, mx::Stream s) {
@@ -156,8 +76,7 @@ array dense_weights(
   out.set_data(mx::allocator::malloc(out.nbytes()));
   p.M = p.N;
   launch(Plan{.kernel = Kernel::dequantize}, format, p, {w}, out, 1, s);
-  mx::metal::get_command_encoder(s).add_temporary(out);
-  return out;
+  return temporary(out, s);
 }
 
 } // namespace
@@ -182,8 +101,8 @@ void quantized_matmul(
   if (inputs.size() == 3) {
     c = inputs[2];
   }
-  Params p = params_of(w, format);
-  Batch batch = batch_of(x, w, out, p, s);
+  auto p = params_of<Params>(w, format);
+  Batch batch = batch_of(x, w, out, p);
   // Sums over nothing are zero, which every kernel gets right.
   int64_t N = std::max(p.N, 1u), K = std::max(p.K, 1u);
   mx::Dtype t = x.dtype();
@@ -218,6 +137,10 @@ void quantized_matmul(
   if (c && c->size() != out.size()) {
     c = expanded(*c, out.shape(), s);
   }
+  if (batch.lhs) {
+    temporary(*batch.lhs, s);
+    temporary(*batch.rhs, s);
+  }
   auto pointer = [](const std::optional<array>& a) {
     return a ? &*a : nullptr;
   };
@@ -238,7 +161,7 @@ void gather_qmm(
   }
   const array& x = inputs[0];
   const array& w = inputs[1];
-  Params p = params_of(w, format);
+  auto p = params_of<Params>(w, format);
   int64_t M = out.shape(-2);
   int64_t pairs = static_cast<int64_t>(inputs[2].size());
   p.gather = 1;

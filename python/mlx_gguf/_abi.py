@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import metadata
 from pathlib import Path
 
@@ -48,16 +49,31 @@ def check() -> None:
         )
 
 
-def load_cuda() -> None:
-    """Load the CUDA backend where MLX has CUDA and a device; it makes no stream."""
+def load_cuda() -> str | None:
+    """Load the CUDA backend where MLX has CUDA and a device; it makes no stream.
+
+    Returns
+    -------
+    str or None
+        Why there is none, for people. That it does not load where all is there is also a
+        warning: everything else works without it.
+    """
     import mlx.core as mx
 
     from . import _ext
 
     backend = Path(__file__).with_name("_cuda.so")
-    if mx.cuda.is_available() and backend.exists():
+    if not mx.cuda.is_available():
+        return "this machine's MLX has no CUDA"
+    if not backend.exists():
+        return "this build of mlx-gguf has no CUDA kernels"
+    try:
         _ext.load_cuda(str(backend))
+    except RuntimeError as error:
+        warnings.warn(f"{error} Nothing runs on the GPU.", RuntimeWarning, stacklevel=2)
+        return str(error)
+    return None
 
 
 check()
-load_cuda()
+CUDA_PROBLEM = load_cuda()

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from . import _ext, plans
-from ._abi import VERSION
+from ._abi import CUDA_PROBLEM, VERSION
 from .reference import DTYPES, RandomWeights, activations, judge, same_bits
 
 __all__ = ["Failure", "Report", "Section", "TypeRow", "diagnose", "sample_kernels"]
@@ -25,6 +26,8 @@ __all__ = ["Failure", "Report", "Section", "TypeRow", "diagnose", "sample_kernel
 _EXPERTS, _N, _BLOCKS = 3, 35, {256: 5, 32: 41, 1: 1283}
 _ROWS = 33  # of x in a gemm: a tile and a row
 _MANY = 513  # for which csrc/metal/plan.cpp takes MLX's matmul
+# Rows of x, N and K for which csrc/cuda/choose.cpp writes weights out in x's dtype.
+_DENSE = 200, 1031, 1280
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class _Check:
     ref: np.ndarray
     terms: np.ndarray
     solo: Callable[[], mx.array] | None = None  # must have the same bits
+    tolerance: float | None = None  # if it is not the type's
 
 
 def diagnose(
@@ -151,8 +155,28 @@ def versions() -> dict[str, str]:
         if backend != "cpu":
             architecture = mx.device_info(mx.gpu).get("architecture")
             out[backend] = f"{plans.device_name(backend)} ({architecture})"
+    out |= _cuda_versions()
     out["stored plans"] = str(len(_ext.stored_plans()))
     return out
+
+
+def _cuda_versions() -> dict[str, str]:
+    """Of a loaded CUDA backend: what its kernels are compiled by and for, and kept in."""
+    info = _ext.cuda_info()
+    if not info:
+        return {}
+    driver = Path("/proc/driver/nvidia/version")
+    first = driver.read_text().splitlines()[0].split() if driver.exists() else []
+    version = next((word for word in first if word[0].isdigit() and "." in word), "unknown")
+    files = list(Path(info["cache"]).glob("*.cubin"))
+    size = sum(file.stat().st_size for file in files)
+    return {
+        "cuda device": f"compute capability {info['compute capability']}, "
+        f"{info['multiprocessors']} multiprocessors",
+        "cuda driver": f"{version} (CUDA {info['driver CUDA']})",
+        "NVRTC": f"{info['NVRTC']}, {info['NVRTC file']}",
+        "CUDA cache": f"{info['cache']}: {len(files)} kernels, {size / 1e6:.1f} MB",
+    }
 
 
 def sample_kernels() -> set[str]:
@@ -172,11 +196,11 @@ def _isas() -> tuple[str, ...]:
 
 
 def _reason(backend: str) -> str:
-    here = {"metal": mx.metal.is_available, "cuda": mx.cuda.is_available}
-    label = {"metal": "Metal", "cuda": "CUDA"}.get(backend, backend)
-    if backend in here and here[backend]():
-        return f"this build of mlx-gguf has no {label} kernels"
-    return f"this machine's MLX has no {label}"
+    if backend == "cuda":
+        return CUDA_PROBLEM or "its backend is not loaded"
+    if backend == "metal" and mx.metal.is_available():
+        return "this build of mlx-gguf has no Metal kernels"
+    return f"this machine's MLX has no {backend.title()}"
 
 
 def _merge(out: Report, part: Report) -> None:
@@ -242,7 +266,8 @@ def _outcome(check: _Check, qtype: str) -> tuple[float, str | None]:
     try:
         y = check.result()
         mx.eval(y)
-        verdict = judge(y, check.ref, check.terms, format.tolerance)
+        tolerance = format.tolerance if check.tolerance is None else check.tolerance
+        verdict = judge(y, check.ref, check.terms, tolerance)
         if verdict.problem is None and check.solo and not same_bits(y, check.solo()):
             return verdict.error, "rows differ from their solo runs"
     except RuntimeError as error:  # of a compiler, most of all
@@ -351,6 +376,9 @@ def _checks(backend: str, qtype: str, dtype: str) -> Iterator[_Check]:
     yield s.gathered("sorted gather", ascending=True, transpose=False)
     yield s.numbers("dequantize", np.arange(_N))
     yield s.numbers("embedding", s.places)
+    if backend == "cuda":  # its plans follow from the problem alone
+        yield from _rounded(s)
+        return
     for plan in _ext.plan_candidates(backend, qtype):
         _ext.clear_plans()
         # A kernel's name, or the plan of a backend whose kernels take it as a number.
@@ -365,6 +393,24 @@ def _checks(backend: str, qtype: str, dtype: str) -> Iterator[_Check]:
         elif plan.kernel == "gather_gemm":
             s.use(plan, (1,))  # an expert's rows come one by one
             yield s.gathered(name, ascending=True, transpose=plan.transpose)
+
+
+def _rounded(s: _Samples) -> Iterator[_Check]:
+    """A product of so many rows that its weights are rounded to x's dtype first."""
+    format = _ext.find_format(s.qtype)
+    assert format is not None
+    if not format.packed or s.dtype == "float32":
+        return
+    rng, (M, N, K) = np.random.default_rng(1), _DENSE
+    weights = RandomWeights(s.qtype, (N, K), rng)
+    x, x64 = activations((M, K), s.dtype, rng)
+    w = mx.array(weights.packed)
+    yield _Check(
+        f"dense M={M}",
+        lambda: _ext.quantized_matmul(x, w, s.qtype, stream=s.stream),
+        *weights.product(x64),
+        tolerance=format.tolerance + DTYPES[s.dtype][0],
+    )
 
 
 def _kernel(plan: _ext.Plan, qtype: str, dtype: str) -> str:

@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from . import _ext, cpu_fast
 from .file import GGUFFile, TensorInfo
 from .file import open as open_gguf
+from .fused import fuse
 from .models import find_architecture
 from .models.base import Architecture, Keys
 from .models.sharding import shard_own_modules
@@ -92,6 +93,8 @@ def load_model(file: GGUFFile, *, dtype: mx.Dtype | None = None) -> Any:
     mx.eval(model.parameters())
     if mx.default_device().type == mx.cpu:
         cpu_fast.install()
+    elif _ext.has_cuda():
+        fuse(model)
     return model
 
 

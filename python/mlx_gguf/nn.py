@@ -48,6 +48,8 @@ class _Packed(Module):
     stay frozen.
     """
 
+    _part: Any = None  # of a product that several layers share: see fused.py
+
     def __init__(self, weight: mx.array, qtype: str):
         super().__init__()
         self._no_grad = _Frozen(_Frozen._packed)
@@ -70,6 +72,8 @@ class _Packed(Module):
                         f"Received {code}."
                     )
                 self._known_type = found.name
+        elif self._part is not None and key in ("weight", "bias"):
+            self._part.dissolve()
         super().__setitem__(key, value)
 
     @property
@@ -156,6 +160,8 @@ class QuantLinear(_Packed):
         return f"input_dims={K}, output_dims={N}, bias={'bias' in self}, qtype={self.qtype}"
 
     def __call__(self, x: mx.array) -> mx.array:
+        if self._part is not None and (y := self._part(x)) is not None:
+            return y
         if "bias" in self:
             return _ext.quantized_addmm(self["bias"], x, self["weight"], self.qtype)
         return _ext.quantized_matmul(x, self["weight"], self.qtype)

@@ -106,6 +106,11 @@ def default_backend() -> str:
     return gpus[0] if gpus and mx.default_device().type == mx.gpu else "cpu"
 
 
+def on_cuda() -> bool:
+    """Whether MLX's default device is a GPU that the CUDA backend serves."""
+    return mx.default_device().type == mx.gpu and "cuda" in _ext.backends()
+
+
 def read_floor(nbytes: int = _BUFFER_BYTES, *, passes: int = 7) -> float:
     """Measure how fast all CPU threads read memory and do nothing else.
 

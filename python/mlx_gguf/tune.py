@@ -153,7 +153,7 @@ def tune(
     ----------
     matrices : sequence of Matrix
     backend : str
-        ``"cpu"`` or ``"metal"``.
+        ``"cpu"`` or ``"metal"``. CUDA's plans follow from shape and device and are no choice.
     dtype : str
         Of activations: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
     repetitions : int, optional
@@ -171,8 +171,14 @@ def tune(
     Raises
     ------
     ValueError
-        A backend that is not here.
+        A backend that is not here, or has nothing to choose from.
     """
+    if backend == "cuda":
+        raise ValueError(
+            "[tune] Expected a backend with plans to choose from, cpu or metal. Received 'cuda', "
+            "where a product's plan follows from its shape and the device; --backend cpu tunes "
+            "the CPU's."
+        )
     if backend not in _ext.backends():
         raise ValueError(
             f"[tune] Expected a backend of this machine, {' or '.join(_ext.backends())}. "

@@ -26,7 +26,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     add("file", metavar="FILE", nargs="?", help="a .gguf file; any shard of a split set")
     add("--shapes", nargs="+", default=(), metavar="TYPE:NxK",
         help="matrices to tune for, in place of a file's, such as q4_k:4096x12288")  # fmt: skip
-    add("--backend", choices=("cpu", "metal"), help="(default: the default device's)")
+    add("--backend", choices=("cpu", "metal", "cuda"),
+        help="(default: the default device's; cuda has nothing to tune yet)")  # fmt: skip
     add("--dtype", choices=("float16", "bfloat16", "float32"),
         help="of activations (default: what loading FILE would take)")  # fmt: skip
     add("--repetitions", type=_count, default=7, metavar="N",
@@ -42,13 +43,13 @@ def run(args: argparse.Namespace) -> None:
     """Measure, print and store."""
     from .. import plans, tune
     from ..file import open as open_gguf
-    from ..roofline import default_backend
+    from ..roofline import default_backend, on_cuda
 
     if (args.file is None) == (not args.shapes):
         raise ValueError("[tune] Expected either FILE or --shapes. Received both or neither.")
     file = open_gguf(args.file) if args.file else None
     matrices = tune.matrices_of(file) if file else tune.matrices_named(args.shapes)
-    backend = args.backend or default_backend()
+    backend = args.backend or ("cuda" if on_cuda() else default_backend())
     dtype = args.dtype or _default_dtype(file, backend)
     choices: list[tune.Choice] = []
     measured, stored = 0, None

@@ -1,33 +1,14 @@
-#include "metal/dense.h"
+#include "gpu/nodes.h"
 
-#include "mlx/backend/metal/device.h"
 #include "mlx/ops.h"
 
-namespace mlx_gguf::metal {
+namespace mlx_gguf {
 
 namespace {
 
-// MLX exports no matmul for use inside eval_gpu, only graph nodes. A node whose
-// inputs have their data can be evaluated on the spot, as the scheduler would.
-// So the path is chosen here, where M is known for certain, and derivatives,
-// vmap, compile and export see one node whichever path it takes.
-array evaluate(array node) {
-  std::vector<array> outputs{node};
-  node.primitive().eval_gpu(node.inputs(), outputs);
-  return node;
-}
-
-// The encoder stops tracking the buffers of its temporaries, so that only new
-// ones may become temporaries: never an input's, nor what the output shares.
-array temporary(array a, mx::Stream s) {
-  mx::metal::get_command_encoder(s).add_temporary(a);
-  return a;
-}
-
-array as_f32(const array& a, mx::Stream s) {
-  return a.dtype() == mx::float32
-             ? a
-             : temporary(evaluate(mx::astype(a, mx::float32, s)), s);
+array as_dtype(const array& a, mx::Dtype dtype, mx::Stream s) {
+  return a.dtype() == dtype ? a
+                            : temporary(evaluate(mx::astype(a, dtype, s)), s);
 }
 
 // The buffer of a under another shape.
@@ -58,6 +39,12 @@ array broadcast(const array& a, const mx::Shape& shape) {
 
 } // namespace
 
+array evaluate(array node) {
+  std::vector<array> outputs{node};
+  node.primitive().eval_gpu(node.inputs(), outputs);
+  return node;
+}
+
 array expanded(const array& a, const mx::Shape& shape, mx::Stream s) {
   return temporary(evaluate(mx::contiguous(broadcast(a, shape), false, s)), s);
 }
@@ -71,15 +58,16 @@ void dense_matmul(
     float alpha,
     float beta,
     mx::Stream s) {
+  mx::Dtype dtype = w.dtype();
   int N = w.shape(0), K = w.shape(1);
   int width = transpose ? K : N, outputs = transpose ? N : K;
-  array a = as_f32(rows_of(x, width), s);
+  array a = as_dtype(rows_of(x, width), dtype, s);
   array b = transpose ? view(w, {K, N}, {1, K}) : w;
 
   std::optional<array> y;
   if (c || alpha != 1.0f) {
     // An addmm with beta 0 is how MLX applies alpha without a c.
-    array term = c ? as_f32(*c, s) : temporary(array(0.0f), s);
+    array term = c ? as_dtype(*c, dtype, s) : temporary(array(0.0f, dtype), s);
     if (term.ndim() > 1) {
       bool whole = term.size() == out.size();
       term = rows_of(whole ? term : expanded(term, out.shape(), s), outputs);
@@ -89,10 +77,10 @@ void dense_matmul(
   } else {
     y = evaluate(mx::matmul(a, b, s));
   }
-  if (out.dtype() != mx::float32) {
+  if (out.dtype() != dtype) {
     y = evaluate(mx::astype(temporary(*y, s), out.dtype(), s));
   }
   out.copy_shared_buffer(*y, out.strides(), y->flags(), y->data_size());
 }
 
-} // namespace mlx_gguf::metal
+} // namespace mlx_gguf

@@ -1,0 +1,309 @@
+"""A model's decode on CUDA: random Q4_K weights against MLX's own 4-bit, in one run.
+
+    python benchmarks/cuda_decode.py --json results.json --profile
+    python benchmarks/cuda_decode.py --layers 4             # a quick look
+
+mlx-lm's Llama class in the sizes of Llama 3 8B, with our layers on random Q4_K blocks and with
+MLX's quantised layers of groups of 64 and of 32. Decoding goes through mlx-lm's generate_step; the
+contenders take turns and figures are medians. First the logits are compared with those of the same
+weights written out in float32. Where a token's time goes is asked of the host's clock and, with
+--profile, of PyTorch's profiler, which sees every kernel of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.generate import generate_step
+from mlx_lm.models import llama
+from mlx_lm.models.cache import make_prompt_cache
+
+import mlx_gguf as gg
+from mlx_gguf.fused import fuse
+from mlx_gguf.nn import QuantEmbedding, QuantLinear
+from mlx_gguf.progress import Progress
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from blocks import random_blocks
+
+QTYPE = "q4_k"
+OURS = "mlx-gguf Q4_K"
+PROMPT = list(range(1, 9))
+WARM, LONG = 16, 2048
+
+
+def sizes(layers: int) -> llama.ModelArgs:
+    return llama.ModelArgs(
+        model_type="llama",
+        hidden_size=4096,
+        num_hidden_layers=layers,
+        intermediate_size=14336,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        vocab_size=128256,
+        rope_theta=5e5,
+        tie_word_embeddings=False,
+    )
+
+
+def random_weight(N: int, K: int, rng: np.random.Generator) -> mx.array:
+    """Packed rows of which 512 are drawn and the others are theirs, in memory of its own."""
+    size = K**-0.5
+    rows = mx.array(random_blocks(QTYPE, min(N, 512), K, rng, size=(0.7 * size, 1.4 * size)))
+    weight = mx.concatenate([rows] * -(-N // 512))[:N] + mx.array(0, mx.uint8)
+    mx.eval(weight)
+    return weight
+
+
+def our_model(layers: int, dtype: mx.Dtype, progress: Progress) -> Any:
+    model = llama.Model(sizes(layers))
+    rng = np.random.default_rng(0)
+    made = []
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            progress.show(f"random weights: {name}")
+            weight = random_weight(*module.weight.shape, rng)
+            if isinstance(module, nn.Linear):
+                made.append((name, QuantLinear.from_packed(weight, QTYPE)))
+            else:
+                made.append((name, QuantEmbedding.from_packed(weight, QTYPE, dtype)))
+    model.update_modules(tree_unflatten(made))
+    return finished(model, dtype)
+
+
+def mlx_model(layers: int, dtype: mx.Dtype, group_size: int, progress: Progress) -> Any:
+    model = llama.Model(sizes(layers))
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            module.weight = module.weight.astype(dtype)
+    progress.show(f"quantising by MLX, groups of {group_size}")
+    nn.quantize(model, group_size=group_size, bits=4)
+    for layer in model.layers:  # one after the other: whole in 16 bits they take 16 GB
+        mx.eval(layer.parameters())
+    return finished(model, dtype)
+
+
+def finished(model: Any, dtype: mx.Dtype) -> Any:
+    for module in model.modules():
+        if isinstance(module, nn.RMSNorm):
+            module.weight = module.weight.astype(dtype)
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def dense_twin(model: Any) -> Any:
+    """The same weights as float32 numbers."""
+    twin = llama.Model(model.args)
+    made = []
+    for name, module in model.named_modules():
+        if isinstance(module, (QuantLinear, QuantEmbedding)):
+            made.append((f"{name}.weight", gg.dequantize(module.weight, QTYPE, mx.float32)))
+        elif isinstance(module, nn.RMSNorm):
+            made.append((f"{name}.weight", module.weight.astype(mx.float32)))
+    twin.load_weights(made)
+    return twin
+
+
+def logits_error(dtype: mx.Dtype, progress: Progress) -> dict[str, float]:
+    """Relative errors of a small model's logits, for one row after the other, 8 and 256."""
+    model = our_model(2, dtype, progress)
+    progress.show("comparing logits")
+    ids = mx.array([[i % 1000 for i in range(1, 257)]])
+    ref = dense_twin(model)(ids).astype(mx.float32)
+    fuse(model)
+    cache = make_prompt_cache(model)
+    few = [model(ids[:, i : i + 1], cache=cache) for i in range(8)]
+    error = {}
+    for name, y in (
+        ("1 row", mx.concatenate(few, 1)),
+        ("8 rows", model(ids[:, :8])),
+        ("256 rows", model(ids)),
+    ):
+        want = ref[:, : y.shape[1]]
+        difference = mx.linalg.norm((y.astype(mx.float32) - want).flatten())
+        error[name] = (difference / mx.linalg.norm(want.flatten())).item()
+    return error
+
+
+def tokens(model: Any, prompt: list[int], count: int) -> Iterator[int]:
+    for token, _ in generate_step(mx.array(prompt), model, max_tokens=count):
+        yield int(token)
+
+
+def decode_seconds(model: Any, count: int) -> float:
+    """Seconds a token, after some."""
+    start = 0.0
+    for i, _ in enumerate(tokens(model, PROMPT, WARM + count), 1):
+        if i == WARM:
+            start = time.perf_counter()
+    return (time.perf_counter() - start) / count
+
+
+def prompt_seconds(model: Any) -> float:
+    start = time.perf_counter()
+    next(tokens(model, PROMPT * (LONG // len(PROMPT)), 1))
+    return time.perf_counter() - start
+
+
+def host_ms(model: Any, count: int = 30) -> dict[str, float]:
+    """Milliseconds a token of the host: Python, encoding, and waiting for the device after it."""
+    cache = make_prompt_cache(model)
+    token = mx.array([PROMPT])
+    parts: dict[str, list[float]] = {"build": [], "encode": [], "wait": []}
+    for _ in range(count):
+        moments = [time.perf_counter()]
+        token = mx.argmax(model(token, cache=cache)[:, -1:], -1)
+        moments.append(time.perf_counter())
+        mx.async_eval(token)
+        moments.append(time.perf_counter())
+        mx.synchronize()
+        moments.append(time.perf_counter())
+        for name, a, b in zip(parts, moments, moments[1:], strict=False):
+            parts[name].append(1e3 * (b - a))
+    return {name: statistics.median(times[5:]) for name, times in parts.items()}
+
+
+def kernel_profile(model: Any, count: int = 20) -> list[dict[str, Any]]:
+    """The kernels of a token by their time, from PyTorch's profiler."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.zeros(1).cuda()
+    stream = tokens(model, PROMPT, 10 * WARM + count)
+    for _ in range(WARM):
+        next(stream)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(count):
+            next(stream)
+        mx.synchronize()
+    found: dict[str, list[float]] = {}
+    for event in seen.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            name = event.name.removeprefix("void ").split("(")[0]
+            found.setdefault(name, []).append(event.self_device_time_total)
+    rows = [
+        {"kernel": name, "launches": len(us) / count, "us": sum(us) / count}
+        for name, us in found.items()
+    ]
+    return sorted(rows, key=lambda row: -row["us"])
+
+
+def nbytes(model: Any) -> int:
+    """Bytes of weights that a token reads: all but the embeddings."""
+    parameters: Any = tree_flatten(model.parameters())
+    return sum(a.nbytes for name, a in parameters if "embed_tokens" not in name)
+
+
+def contenders(args: argparse.Namespace, dtype: mx.Dtype, progress: Progress) -> dict[str, Any]:
+    ours = our_model(args.layers, dtype, progress)
+    if not args.unfused:
+        fuse(ours)
+    out = {OURS: ours}
+    for group_size in args.group_sizes:
+        name = f"MLX 4-bit, groups of {group_size}"
+        out[name] = mlx_model(args.layers, dtype, group_size, progress)
+    return out
+
+
+def measure(model: Any, args: argparse.Namespace) -> dict[str, float]:
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    prompt = prompt_seconds(model)
+    extra = mx.get_peak_memory() - before
+    seconds = decode_seconds(model, args.tokens)
+    return {
+        "decode_tokens_per_s": 1 / seconds,
+        "decode_ms": 1e3 * seconds,
+        "weights_gb_per_s": nbytes(model) / seconds / 1e9,
+        "prompt_tokens_per_s": LONG / prompt,
+        "prompt_extra_gb": extra / 1e9,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--layers", type=int, default=32, metavar="N", help="(%(default)s)")
+    add("--tokens", type=int, default=100, metavar="N", help="to decode (%(default)s)")
+    add("--rounds", type=int, default=3, metavar="N", help="measurements of each (%(default)s)")
+    add("--dtype", choices=("float16", "bfloat16"), default="float16", help="(%(default)s)")
+    add("--group-sizes", type=int, nargs="*", default=[64, 32], metavar="N", help="of MLX's")
+    add("--unfused", action="store_true", help="keep q, k, v and gate, up apart")
+    add("--profile", action="store_true", help="list the kernels of a token (needs PyTorch)")
+    add("--json", type=Path, metavar="PATH", help="store the result")
+    args = parser.parse_args()
+    dtype = getattr(mx, args.dtype)
+    with Progress("measuring") as progress:
+        errors = logits_error(dtype, progress)
+        models = contenders(args, dtype, progress)
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in models}
+        for round_ in range(1 + args.rounds):  # the first compiles and is not counted
+            for name, model in models.items():
+                progress.show(f"{name}, round {round_} of {args.rounds}")
+                result = measure(model, args)
+                if round_:
+                    runs[name].append(result)
+        results: dict[str, Any] = {}
+        for name, model in models.items():
+            progress.show(f"{name}: where the time goes")
+            results[name] = {
+                key: statistics.median(run[key] for run in runs[name]) for key in runs[name][0]
+            } | {"host_ms": host_ms(model)}
+            if args.profile:
+                results[name]["kernels"] = kernel_profile(model)
+    show(results, errors, args)
+    if args.json:
+        stored = circumstances(args) | {"logits_error": errors, "results": results, "runs": runs}
+        args.json.write_text(json.dumps(stored, indent=1) + "\n")
+
+
+def show(results: dict[str, Any], errors: dict[str, float], args: argparse.Namespace) -> None:
+    print("logits against float32: " + ", ".join(f"{k} {v:.1e}" for k, v in errors.items()))
+    ours = results[OURS]["decode_tokens_per_s"]
+    print(f"{'':26}{'tokens/s':>10}{'ms':>8}{'GB/s':>8}{'faster':>8}{'prompt':>9}{'GB more':>9}"
+          f"{'build':>8}{'encode':>8}{'wait':>8}")  # fmt: skip
+    for name, r in results.items():
+        host = r["host_ms"]
+        print(
+            f"{name:26}{r['decode_tokens_per_s']:10.1f}{r['decode_ms']:8.3f}"
+            f"{r['weights_gb_per_s']:8.0f}{ours / r['decode_tokens_per_s']:8.2f}"
+            f"{r['prompt_tokens_per_s']:9.0f}{r['prompt_extra_gb']:9.2f}"
+            f"{host['build']:8.3f}{host['encode']:8.3f}{host['wait']:8.3f}"
+        )
+    for name, r in results.items():
+        for row in r.get("kernels", [])[:16]:
+            print(f"{name}: {row['launches']:6.1f} {row['us']:9.1f} us  {row['kernel'][:90]}")
+
+
+def circumstances(args: argparse.Namespace) -> dict[str, Any]:
+    info = gg._ext.cuda_info()
+    driver = Path("/proc/driver/nvidia/version")
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": str(mx.device_info(mx.gpu).get("device_name")),
+        "driver": driver.read_text().splitlines()[0] if driver.exists() else None,
+        "cuda": info,
+        "versions": {name: metadata.version(name) for name in ("mlx", "mlx-lm", "mlx-gguf")},
+        "options": {k: v for k, v in vars(args).items() if k != "json"},
+    }
+
+
+if __name__ == "__main__":
+    main()

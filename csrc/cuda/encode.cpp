@@ -1,0 +1,100 @@
+#include "cuda/encode.h"
+
+#include <map>
+#include <string>
+
+#include "gpu/nodes.h"
+#include "mlx/backend/cuda/utils.h"
+
+namespace mlx_gguf {
+
+array temporary(array a, mx::Stream s) {
+  mx::cu::get_command_encoder(s).add_temporary(a);
+  return a;
+}
+
+} // namespace mlx_gguf
+
+namespace mlx_gguf::cuda {
+
+namespace {
+
+// MLX keeps executable graphs and gives a graph of the same shape to one of
+// them, which cannot change the clusters of a kernel. It tells graphs with a
+// child apart by the child's clusters, so a kernel with clusters is a child.
+void add_cluster_node(
+    mx::cu::CommandEncoder& encoder,
+    CUfunction kernel,
+    const Launch& launch,
+    std::vector<void*>& arguments) {
+  CUDA_KERNEL_NODE_PARAMS params{};
+  params.func = kernel;
+  params.gridDimX = launch.grid.x;
+  params.gridDimY = launch.grid.y;
+  params.gridDimZ = launch.grid.z;
+  params.blockDimX = launch.block.x;
+  params.blockDimY = launch.block.y;
+  params.blockDimZ = launch.block.z;
+  params.sharedMemBytes = static_cast<uint32_t>(launch.shared_bytes);
+  params.kernelParams = arguments.data();
+  // One graph for a thread and size: only its parameters change, and MLX clones
+  // it.
+  struct Child {
+    CUgraph graph = nullptr;
+    CUgraphNode node = nullptr;
+  };
+  thread_local std::map<int, Child> children;
+  Child& child = children[launch.cluster];
+  if (child.graph) {
+    check(cuGraphKernelNodeSetParams(child.node, &params), "change a kernel");
+  } else {
+    check(cuGraphCreate(&child.graph, 0), "create a graph");
+    check(
+        cuGraphAddKernelNode(&child.node, child.graph, nullptr, 0, &params),
+        "add a kernel");
+    CUlaunchAttributeValue value{};
+    value.clusterDim.x = static_cast<unsigned>(launch.cluster);
+    value.clusterDim.y = value.clusterDim.z = 1;
+    check(
+        cuGraphKernelNodeSetAttribute(
+            child.node, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &value),
+        "set a kernel's clusters");
+  }
+  encoder.add_graph_node(
+      child.graph, "(K" + std::to_string(launch.cluster) + ")", true);
+}
+
+} // namespace
+
+void* address(const std::optional<array>& a) {
+  return a && a->size() > 0 ? mx::gpu_ptr<void>(*a) : nullptr;
+}
+
+void enqueue(
+    CUfunction kernel,
+    const Launch& launch,
+    std::vector<const std::optional<array>*> inputs,
+    array& out,
+    std::vector<void*> arguments,
+    mx::Stream s) {
+  auto& encoder = mx::cu::get_command_encoder(s);
+  for (const std::optional<array>* a : inputs) {
+    if (*a && (*a)->size() > 0) {
+      encoder.set_input_array(**a);
+    }
+  }
+  encoder.set_output_array(out);
+  if (launch.cluster > 1) {
+    add_cluster_node(encoder, kernel, launch, arguments);
+    return;
+  }
+  encoder.add_kernel_node_raw(
+      kernel,
+      launch.grid,
+      launch.block,
+      dim3(0, 0, 0),
+      static_cast<uint32_t>(launch.shared_bytes),
+      arguments.data());
+}
+
+} // namespace mlx_gguf::cuda

@@ -1,0 +1,34 @@
+// Kernels as nodes of the graph that MLX's encoder builds for a stream.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "../primitives.h"
+#include "cuda/module.h"
+
+namespace mlx_gguf::cuda {
+
+// How one kernel is launched. Every block of a cluster runs at once.
+struct Launch {
+  dim3 grid;
+  dim3 block;
+  int64_t shared_bytes = 0;
+  int cluster = 1;
+};
+
+// Where an array starts on the device; nullptr for none and for an empty one,
+// which has no buffer.
+void* address(const std::optional<array>& a);
+
+// `inputs` and `out` order the node among others; `arguments` point to what the
+// kernel is given.
+void enqueue(
+    CUfunction kernel,
+    const Launch& launch,
+    std::vector<const std::optional<array>*> inputs,
+    array& out,
+    std::vector<void*> arguments,
+    mx::Stream s);
+
+} // namespace mlx_gguf::cuda

@@ -1,0 +1,176 @@
+"""Layers that share a product: what they give, when they do not, and what they keep."""
+
+from __future__ import annotations
+
+import threading
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from blocks import dequantize64, random_blocks
+from mlx_gguf import _ext
+from mlx_gguf.fused import fuse
+from mlx_gguf.nn import QuantLinear
+from oracle import activations, bits, check, interval, magnitudes
+
+K = 256
+ROWS = {"q_proj": 48, "k_proj": 16, "v_proj": 32, "gate_proj": 80, "up_proj": 80, "o_proj": 24}
+
+
+class Block(nn.Module):
+    """Layers with mlx-lm's names; `types` overrides q4_k."""
+
+    def __init__(self, seed: int = 0, **types: str):
+        super().__init__()
+        rng = np.random.default_rng(seed)
+        for name, N in ROWS.items():
+            qtype = types.get(name, "q4_k")
+            packed = random_blocks(qtype, N, K, rng)
+            self[name] = QuantLinear.from_packed(mx.array(packed), qtype)
+
+    def __call__(self, x: mx.array) -> list[mx.array]:
+        return [self[name](x) for name in ROWS]
+
+
+def counting(monkeypatch) -> list[int]:
+    """Rows of w of every product from now on."""
+    made: list[int] = []
+    product = _ext.quantized_matmul
+
+    def counted(x, w, *args, **kw):
+        made.append(w.shape[0])
+        return product(x, w, *args, **kw)
+
+    monkeypatch.setattr(_ext, "quantized_matmul", counted)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("shape", [(K,), (1, 1, K), (8, K), (2, 3, K), (9, K), (0, K)])
+def test_parts_are_the_layers_products(shape, dtype):
+    block = Block()
+    assert fuse(block) == 3
+    x, X = activations(shape, dtype, np.random.default_rng(1))
+    for name, y in zip(ROWS, block(x), strict=True):
+        W = dequantize64(np.array(block[name].weight), "q4_k").T
+        check(y, interval(X @ W, magnitudes(X, W, dtype), dtype), f"{name} {shape}")
+
+
+def test_one_product_for_all(monkeypatch):
+    block = Block()
+    fuse(block)
+    made = counting(monkeypatch)
+    for shape in ((1, K), (1, K), (8, K)):
+        block(mx.ones(shape))
+    assert made == [96, 160, 24] * 3
+    made.clear()
+    block(mx.ones((9, K)))
+    assert made == list(ROWS.values())
+
+
+def test_types_apart_stay_apart(monkeypatch):
+    block = Block(v_proj="q6_k", up_proj="q8_0")
+    assert fuse(block) == 1
+    assert fuse(block) == 0
+    made = counting(monkeypatch)
+    block(mx.ones((1, K)))
+    assert made == [64, 32, 80, 80, 24]
+
+
+def test_any_order_and_any_number_of_calls(monkeypatch):
+    block = Block()
+    x, z = mx.ones((1, K)), 2 * mx.ones((1, K))
+    q, k, v = (bits(block[name](x)) for name in ("q_proj", "k_proj", "v_proj"))
+    q2 = bits(block.q_proj(z))
+    fuse(block)
+    assert np.array_equal(bits(block.v_proj(x)), v)
+    assert np.array_equal(bits(block.v_proj(x)), v)
+    assert np.array_equal(bits(block.q_proj(z)), q2)
+    assert np.array_equal(bits(block.q_proj(x)), q)
+    assert np.array_equal(bits(block.k_proj(x)), k)
+
+
+def test_nothing_is_kept_once_all_is_taken():
+    block = Block()
+    fuse(block)
+    mx.eval(block(mx.ones((1, K))))
+    assert block.q_proj._part.group.made is None
+    assert block.up_proj._part.group.made is None
+
+
+def test_parameters_stay_what_they_were():
+    block, plain = Block(), Block()
+    fuse(block)
+    for (name, a), (_, b) in zip(
+        tree_flatten(block.parameters()), tree_flatten(plain.parameters()), strict=True
+    ):
+        assert np.array_equal(np.array(a), np.array(b)), name
+
+
+@pytest.mark.parametrize("way", ["attribute", "item", "update", "load_weights"])
+def test_a_new_weight_ends_the_group(way, tmp_path):
+    block, other = Block(), Block(seed=5)
+    fuse(block)
+    x = mx.ones((1, K))
+    block.q_proj(x)  # the others' parts are waiting
+    weight = other.k_proj.weight
+    if way == "attribute":
+        block.k_proj.weight = weight
+    elif way == "item":
+        block.k_proj["weight"] = weight
+    elif way == "update":
+        block.update({"k_proj": {"weight": weight}})
+    else:
+        block.load_weights([("k_proj.weight", weight)], strict=False)
+    assert block.q_proj._part is None
+    assert np.array_equal(bits(block.k_proj(x)), bits(other.k_proj(x)))
+    assert np.array_equal(bits(block.v_proj(x)), bits(Block().v_proj(x)))
+
+
+def test_a_layer_with_a_bias_is_left_alone():
+    block = Block()
+    block.q_proj.bias = mx.ones((48,))
+    assert fuse(block) == 2
+    assert block.q_proj._part is None
+    assert block.k_proj._part is not None
+
+
+def test_gradients_and_compilation():
+    block, plain = Block(), Block()
+    fuse(block)
+
+    def loss(model):
+        return lambda x: sum(y.square().sum() for y in model(x))
+
+    x = mx.random.normal((2, K))
+    grad = mx.grad(loss(block))(x)
+    assert mx.allclose(grad, mx.grad(loss(plain))(x), rtol=1e-4, atol=1e-2)
+    compiled = mx.compile(loss(block))
+    for scale in (1, 2):
+        assert mx.allclose(compiled(scale * x), loss(plain)(scale * x), rtol=1e-4)
+
+
+def test_threads_do_not_take_each_others_parts():
+    block = Block()
+    fuse(block)
+    names = ("q_proj", "k_proj", "v_proj")
+    right = {s: [bits(block[n](s * mx.ones((1, K)))) for n in names] for s in (1, 2, 3)}
+    wrong = []
+
+    def run(scale: int) -> None:
+        with mx.stream(mx.new_stream(mx.cpu)):
+            for _ in range(100):
+                x = scale * mx.ones((1, K))
+                ys = [block[n](x) for n in names]
+                if not all(map(np.array_equal, map(bits, ys), right[scale])):
+                    wrong.append(scale)
+
+    threads = [threading.Thread(target=run, args=(s,)) for s in right]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
