@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -60,23 +61,26 @@ def sizes(layers: int) -> llama.ModelArgs:
     )
 
 
-def random_weight(N: int, K: int, rng: np.random.Generator) -> mx.array:
-    """Packed rows of which 512 are drawn and the others are theirs, in memory of its own."""
-    size = K**-0.5
-    rows = mx.array(random_blocks(QTYPE, min(N, 512), K, rng, size=(0.7 * size, 1.4 * size)))
-    weight = mx.concatenate([rows] * -(-N // 512))[:N] + mx.array(0, mx.uint8)
+@cache
+def random_rows(K: int) -> mx.array:
+    size = (0.7 * K**-0.5, 1.4 * K**-0.5)
+    return mx.array(random_blocks(QTYPE, 1024, K, np.random.default_rng(K), size=size))
+
+
+def random_weight(N: int, K: int) -> mx.array:
+    """1,024 random rows again and again, in memory of its own."""
+    weight = mx.concatenate([random_rows(K)] * -(-N // 1024))[:N] + mx.array(0, mx.uint8)
     mx.eval(weight)
     return weight
 
 
 def our_model(layers: int, dtype: mx.Dtype, progress: Progress) -> Any:
     model = llama.Model(sizes(layers))
-    rng = np.random.default_rng(0)
     made = []
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             progress.show(f"random weights: {name}")
-            weight = random_weight(*module.weight.shape, rng)
+            weight = random_weight(*module.weight.shape)
             if isinstance(module, nn.Linear):
                 made.append((name, QuantLinear.from_packed(weight, QTYPE)))
             else:
@@ -126,8 +130,8 @@ def logits_error(dtype: mx.Dtype, progress: Progress) -> dict[str, float]:
     ids = mx.array([[i % 1000 for i in range(1, 257)]])
     ref = dense_twin(model)(ids).astype(mx.float32)
     fuse(model)
-    cache = make_prompt_cache(model)
-    few = [model(ids[:, i : i + 1], cache=cache) for i in range(8)]
+    past = make_prompt_cache(model)
+    few = [model(ids[:, i : i + 1], cache=past) for i in range(8)]
     error = {}
     for name, y in (
         ("1 row", mx.concatenate(few, 1)),
@@ -160,14 +164,14 @@ def prompt_seconds(model: Any) -> float:
     return time.perf_counter() - start
 
 
-def host_ms(model: Any, count: int = 30) -> dict[str, float]:
+def host_ms(model: Any, count: int = 20) -> dict[str, float]:
     """Milliseconds a token of the host: Python, encoding, and waiting for the device after it."""
-    cache = make_prompt_cache(model)
+    past = make_prompt_cache(model)
     token = mx.array([PROMPT])
     parts: dict[str, list[float]] = {"build": [], "encode": [], "wait": []}
     for _ in range(count):
         moments = [time.perf_counter()]
-        token = mx.argmax(model(token, cache=cache)[:, -1:], -1)
+        token = mx.argmax(model(token, cache=past)[:, -1:], -1)
         moments.append(time.perf_counter())
         mx.async_eval(token)
         moments.append(time.perf_counter())
@@ -242,7 +246,7 @@ def main() -> None:
     add = parser.add_argument
     add("--layers", type=int, default=32, metavar="N", help="(%(default)s)")
     add("--tokens", type=int, default=100, metavar="N", help="to decode (%(default)s)")
-    add("--rounds", type=int, default=3, metavar="N", help="measurements of each (%(default)s)")
+    add("--rounds", type=int, default=2, metavar="N", help="measurements of each (%(default)s)")
     add("--dtype", choices=("float16", "bfloat16"), default="float16", help="(%(default)s)")
     add("--group-sizes", type=int, nargs="*", default=[64, 32], metavar="N", help="of MLX's")
     add("--unfused", action="store_true", help="keep q, k, v and gate, up apart")

@@ -27,10 +27,10 @@ def plan(M: int, N: int, K: int, *, qtype: str = "q4_k", dtype: str = "bfloat16"
 
 
 def test_weights_are_written_out_for_many_rows_of_large_matrices_alone():
-    assert plan(192, *LARGE) == "dense"
-    assert plan(191, *LARGE) == "gemm"
-    assert plan(192, 1023, 1024) == "gemm"
-    assert plan(192, *LARGE, t=False) == "dense transpose=0"
+    assert plan(256, *LARGE) == "dense"
+    assert plan(255, *LARGE) == "gemm"
+    assert plan(256, 1023, 1024) == "gemm"
+    assert plan(256, *LARGE, t=False) == "dense transpose=0"
     assert plan(2048, 1 << 15, 1 << 12) == "dense"
     assert plan(2048, 1 + (1 << 15), 1 << 12) == "gemm"
     assert plan(2048, *LARGE, dtype="float32") == "gemm"
@@ -99,7 +99,7 @@ def test_products_of_written_out_weights_equal_float64(qtype, dtype):
     N, K = 1031, 1280
     packed = random_blocks(qtype, N, K, rng)
     w, W = mx.array(packed), dequantize64(packed, qtype).T
-    for shape, transpose in (((200, K), True), ((3, 67, K), True), ((200, N), False)):
+    for shape, transpose in (((256, K), True), ((3, 87, K), True), ((300, N), False)):
         x, X = activations(shape, dtype, rng)
         V = W if transpose else W.T
         X = X.reshape(-1, X.shape[-1])

@@ -161,7 +161,7 @@ def test_threads_do_not_take_each_others_parts():
     wrong = []
 
     def run(scale: int) -> None:
-        with mx.stream(mx.new_stream(mx.cpu)):
+        with mx.stream(mx.new_stream(mx.default_device())):
             for _ in range(100):
                 x = scale * mx.ones((1, K))
                 ys = [block[n](x) for n in names]

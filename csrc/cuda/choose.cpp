@@ -10,7 +10,7 @@ using mlx::core::Dtype;
 
 // Rows of x from which writing w out in x's dtype and MLX's matmul beat
 // decoding tiles of w for every 64 rows: measured on an H200.
-constexpr int64_t dense_rows = 192;
+constexpr int64_t dense_rows = 256;
 // Fewer weights are not worth a second launch; more take too much memory, which
 // is kept: 256 MB.
 constexpr int64_t least_dense = int64_t{1} << 20;

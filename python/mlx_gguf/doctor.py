@@ -27,7 +27,7 @@ _EXPERTS, _N, _BLOCKS = 3, 35, {256: 5, 32: 41, 1: 1283}
 _ROWS = 33  # of x in a gemm: a tile and a row
 _MANY = 513  # for which csrc/metal/plan.cpp takes MLX's matmul
 # Rows of x, N and K for which csrc/cuda/choose.cpp writes weights out in x's dtype.
-_DENSE = 200, 1031, 1280
+_DENSE = 256, 1031, 1280
 
 
 @dataclass(frozen=True)
