@@ -151,7 +151,10 @@ bool plan_tma(
   }
   // Very tall matrices pay for x once, however it is split.
   bool tall = N >= 65536;
-  for (plan.cluster = tall ? 1 : 2; plan.cluster <= 4; plan.cluster *= 2) {
+  // A node with clusters costs the host more than one without (encode.cpp), and
+  // only of a long x is preparing half worth it.
+  bool alone = tall || K <= 5120;
+  for (plan.cluster = alone ? 1 : 2; plan.cluster <= 4; plan.cluster *= 2) {
     plan.copy = copy_of(format, plan.cluster);
     int64_t rows = rows_of(plan, N, 1, gpu);
     int64_t units = ceil_div(units_of(K), plan.cluster);
