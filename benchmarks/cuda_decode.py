@@ -224,19 +224,30 @@ def contenders(args: argparse.Namespace, dtype: mx.Dtype, progress: Progress) ->
     return out
 
 
-def measure(model: Any, args: argparse.Namespace) -> dict[str, float]:
+def memory_of_prompt(model: Any) -> tuple[float, float]:
+    """Seconds to read a long prompt, and the bytes it takes beside what was there."""
+    prompt_seconds(model)  # compiles
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    prompt = prompt_seconds(model)
-    extra = mx.get_peak_memory() - before
-    seconds = decode_seconds(model, args.tokens)
-    return {
-        "decode_tokens_per_s": 1 / seconds,
-        "decode_ms": 1e3 * seconds,
-        "weights_gb_per_s": nbytes(model) / seconds / 1e9,
+    seconds = prompt_seconds(model)
+    return seconds, mx.get_peak_memory() - before
+
+
+def summary(model: Any, seconds: list[float], args: argparse.Namespace) -> dict[str, Any]:
+    """All figures of a contender, given its seconds a token in every round."""
+    middle = statistics.median(seconds)
+    prompt, extra = memory_of_prompt(model)
+    out = {
+        "decode_tokens_per_s": 1 / middle,
+        "decode_ms": [1e3 * s for s in seconds],
+        "weights_gb_per_s": nbytes(model) / middle / 1e9,
         "prompt_tokens_per_s": LONG / prompt,
         "prompt_extra_gb": extra / 1e9,
+        "host_ms": host_ms(model),
     }
+    if args.profile:
+        out["kernels"] = kernel_profile(model)
+    return out
 
 
 def main() -> None:
@@ -246,7 +257,7 @@ def main() -> None:
     add = parser.add_argument
     add("--layers", type=int, default=32, metavar="N", help="(%(default)s)")
     add("--tokens", type=int, default=100, metavar="N", help="to decode (%(default)s)")
-    add("--rounds", type=int, default=2, metavar="N", help="measurements of each (%(default)s)")
+    add("--rounds", type=int, default=3, metavar="N", help="measurements of each (%(default)s)")
     add("--dtype", choices=("float16", "bfloat16"), default="float16", help="(%(default)s)")
     add("--group-sizes", type=int, nargs="*", default=[64, 32], metavar="N", help="of MLX's")
     add("--unfused", action="store_true", help="keep q, k, v and gate, up apart")
@@ -257,24 +268,18 @@ def main() -> None:
     with Progress("measuring") as progress:
         errors = logits_error(dtype, progress)
         models = contenders(args, dtype, progress)
-        runs: dict[str, list[dict[str, float]]] = {name: [] for name in models}
-        for round_ in range(1 + args.rounds):  # the first compiles and is not counted
+        seconds: dict[str, list[float]] = {name: [] for name in models}
+        for round_ in range(args.rounds):
             for name, model in models.items():
-                progress.show(f"{name}, round {round_} of {args.rounds}")
-                result = measure(model, args)
-                if round_:
-                    runs[name].append(result)
-        results: dict[str, Any] = {}
+                progress.show(f"{name}, round {round_ + 1} of {args.rounds}")
+                seconds[name].append(decode_seconds(model, args.tokens))
+        results = {}
         for name, model in models.items():
             progress.show(f"{name}: where the time goes")
-            results[name] = {
-                key: statistics.median(run[key] for run in runs[name]) for key in runs[name][0]
-            } | {"host_ms": host_ms(model)}
-            if args.profile:
-                results[name]["kernels"] = kernel_profile(model)
+            results[name] = summary(model, seconds[name], args)
     show(results, errors, args)
     if args.json:
-        stored = circumstances(args) | {"logits_error": errors, "results": results, "runs": runs}
+        stored = circumstances(args) | {"logits_error": errors, "results": results}
         args.json.write_text(json.dumps(stored, indent=1) + "\n")
 
 
@@ -286,7 +291,7 @@ def show(results: dict[str, Any], errors: dict[str, float], args: argparse.Names
     for name, r in results.items():
         host = r["host_ms"]
         print(
-            f"{name:26}{r['decode_tokens_per_s']:10.1f}{r['decode_ms']:8.3f}"
+            f"{name:26}{r['decode_tokens_per_s']:10.1f}{1e3 / r['decode_tokens_per_s']:8.3f}"
             f"{r['weights_gb_per_s']:8.0f}{ours / r['decode_tokens_per_s']:8.2f}"
             f"{r['prompt_tokens_per_s']:9.0f}{r['prompt_extra_gb']:9.2f}"
             f"{host['build']:8.3f}{host['encode']:8.3f}{host['wait']:8.3f}"

@@ -280,6 +280,11 @@ def load_cuda(path: str) -> None:
 def has_cuda() -> bool:
     """Whether the CUDA backend is loaded."""
 
+def cuda_info() -> dict[str, str]:
+    """
+    What the CUDA backend says of its device, driver, compiler and cache; empty if it is not loaded.
+    """
+
 def cuda_kernels() -> list[tuple[str, str, int]]:
     """
     Every CUDA kernel: its name, its C++ function and the least architecture (80 or 90) that has it, whether or not CUDA is here.

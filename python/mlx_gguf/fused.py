@@ -78,9 +78,8 @@ class _Group:
         self.qtype = layers[0].qtype
         self.ends = ends[:-1]
         self.layers = layers
-        # The input and the parts not yet taken. One object, replaced as a whole: threads that
-        # run the model at once at worst make the product again.
-        self.made: tuple[mx.array, list[mx.array | None]] | None = None
+        # Replaced as a whole: threads that run the model at once at worst make it again.
+        self.made: _Made | None = None
         rows = [self.weight[a:b] for a, b in zip([0, *self.ends], ends, strict=True)]
         mx.eval(self.weight, rows)
         for i, (layer, part) in enumerate(zip(layers, rows, strict=True)):
@@ -93,6 +92,13 @@ class _Group:
         self.made = None
 
 
+class _Made:
+    """A product, by its input and its parts not yet taken."""
+
+    def __init__(self, x: mx.array, parts: list[mx.array | None]):
+        self.x, self.parts, self.left = x, parts, len(parts)
+
+
 class _Part:
     """A layer's place in a group."""
 
@@ -101,15 +107,16 @@ class _Part:
 
     def __call__(self, x: mx.array) -> mx.array | None:
         """The layer's product with x, or None where it has to make its own."""
-        if x.ndim == 0 or x.size > _MOST_ROWS * x.shape[-1]:
-            return None
-        group, made = self.group, self.group.made
-        if made is None or made[0] is not x or made[1][self.index] is None:
+        group, index = self.group, self.index
+        made = group.made
+        if made is None or made.x is not x or made.parts[index] is None:
+            if x.ndim == 0 or x.size > _MOST_ROWS * x.shape[-1]:
+                return None
             y = _ext.quantized_matmul(x, group.weight, group.qtype)
-            made = group.made = (x, mx.split(y, group.ends, -1))
-        parts = made[1]
-        part, parts[self.index] = parts[self.index], None
-        if not any(p is not None for p in parts):
+            made = group.made = _Made(x, mx.split(y, group.ends, -1))
+        part, made.parts[index] = made.parts[index], None
+        made.left -= 1
+        if made.left == 0:
             group.made = None
         return part
 

@@ -75,11 +75,15 @@ class _Packed(Module):
         elif self._part is not None and key in ("weight", "bias"):
             self._part.dissolve()
         super().__setitem__(key, value)
+        if key == "weight" or key == "ggml_type":
+            # Once for all calls: asking an array for its dtype takes as long as the operation.
+            known = getattr(self, "_known_type", "")
+            self._type = _PLAIN.get(self["weight"].dtype, known) if "weight" in self else known
 
     @property
     def qtype(self) -> str:
         """GGUF's name of the weights' type, such as ``"q4_k"``."""
-        return _PLAIN.get(self["weight"].dtype, self._known_type)
+        return self._type
 
     def _logical_shape(self) -> tuple[int, ...]:
         *outer, last = self["weight"].shape
@@ -163,8 +167,8 @@ class QuantLinear(_Packed):
         if self._part is not None and (y := self._part(x)) is not None:
             return y
         if "bias" in self:
-            return _ext.quantized_addmm(self["bias"], x, self["weight"], self.qtype)
-        return _ext.quantized_matmul(x, self["weight"], self.qtype)
+            return _ext.quantized_addmm(self["bias"], x, self["weight"], self._type)
+        return _ext.quantized_matmul(x, self["weight"], self._type)
 
     def to_lora(self, r: int = 8, dropout: float = 0.0, scale: float = 20.0) -> Any:
         """Put mlx-lm's LoRA around the layer; what its tuner calls."""
