@@ -38,13 +38,18 @@ class Block(nn.Module):
 def counting(monkeypatch) -> list[int]:
     """Rows of w of every product from now on."""
     made: list[int] = []
-    product = _ext.quantized_matmul
 
-    def counted(x, w, *args, **kw):
-        made.append(w.shape[0])
-        return product(x, w, *args, **kw)
+    def count(name: str) -> None:
+        product = getattr(_ext, name)
 
-    monkeypatch.setattr(_ext, "quantized_matmul", counted)
+        def counted(x, w, *args, **kw):
+            made.append(w.shape[0])
+            return product(x, w, *args, **kw)
+
+        monkeypatch.setattr(_ext, name, counted)
+
+    count("quantized_matmul")
+    count("quantized_matmul_parts")
     return made
 
 
@@ -97,8 +102,8 @@ def test_nothing_is_kept_once_all_is_taken():
     block = Block()
     fuse(block)
     mx.eval(block(mx.ones((1, K))))
-    assert block.q_proj._part.group.made is None
-    assert block.up_proj._part.group.made is None
+    for name in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
+        assert block[name]._part.ready is None
 
 
 def test_parameters_stay_what_they_were():
@@ -174,3 +179,69 @@ def test_threads_do_not_take_each_others_parts():
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+# The operation behind it
+
+
+def parts_and_split(M: int, ends: list[int], dtype=mx.float32, N: int = 96):
+    rng = np.random.default_rng(M)
+    w = mx.array(random_blocks("q4_k", N, K, rng))
+    x, _ = activations((M, K), dtype, rng)
+    return x, w, lambda x: _ext.quantized_matmul_parts(x, w, "q4_k", ends)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+@pytest.mark.parametrize("ends", [[], [32], [1, 2, 95], [0, 48, 48, 96]])
+@pytest.mark.parametrize("M", [0, 1, 5, 40])
+def test_parts_equal_a_split(M, ends, dtype):
+    x, w, op = parts_and_split(M, ends, dtype)
+    whole = _ext.quantized_matmul(x, w, "q4_k")
+    made, expected = op(x), mx.split(whole, ends, -1)
+    assert len(made) == len(expected)
+    for a, b in zip(made, expected, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert np.array_equal(bits(a), bits(b))
+        # Reshaped and combined as models do, whatever its strides.
+        assert np.array_equal(bits(mx.flatten(2 * a)), bits(mx.flatten(2 * b)))
+
+
+def test_parts_have_derivatives_and_transformations():
+    ends = [32, 80]
+    x, w, op = parts_and_split(3, ends)
+
+    def split(x):
+        return mx.split(_ext.quantized_matmul(x, w, "q4_k"), ends, -1)
+
+    def loss(parts):
+        return lambda x: sum((i + 1) * p.square().sum() for i, p in enumerate(parts(x)))
+
+    assert mx.allclose(mx.grad(loss(op))(x), mx.grad(loss(split))(x), rtol=1e-5)
+    one = mx.ones_like(x)
+    for got, want in zip(mx.jvp(op, [x], [one])[1], mx.jvp(split, [x], [one])[1], strict=True):
+        assert mx.allclose(got, want, rtol=1e-5)
+    batch = mx.stack([x, 2 * x, -x])
+    for got, want in zip(mx.vmap(op)(batch), mx.vmap(split)(batch), strict=True):
+        assert np.array_equal(bits(got), bits(want))
+    for shapeless in (False, True):
+        compiled = mx.compile(op, shapeless=shapeless)
+        for inputs in (x, x[:1]):
+            for got, want in zip(compiled(inputs), split(inputs), strict=True):
+                assert np.array_equal(bits(got), bits(want))
+
+
+def test_equal_products_in_a_compiled_function_are_one_only_if_they_end_alike():
+    x, w, _ = parts_and_split(1, [])
+
+    def both(x):
+        return [_ext.quantized_matmul_parts(x, w, "q4_k", ends)[0] for ends in ([32], [48], [32])]
+
+    for got, N in zip(mx.compile(both)(x), (32, 48, 32), strict=True):
+        assert got.shape == (1, N)
+
+
+@pytest.mark.parametrize("ends", [[-1], [97], [40, 8]])
+def test_ends_that_are_none_are_refused(ends):
+    x, _, op = parts_and_split(1, ends)
+    with pytest.raises(ValueError, match=r"\[quantized_matmul_parts\] Expected ends that ascend"):
+        op(x)

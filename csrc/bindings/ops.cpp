@@ -5,11 +5,13 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
 #include "export.h"
 #include "mlx/utils.h"
 #include "ops.h"
+#include "parts.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -40,7 +42,10 @@ Multiply by a matrix in a GGUF tensor type.
 Computes ``x @ W.T``, or ``x @ W`` when ``transpose`` is false, where ``W`` of
 shape ``(N, K)`` is read as packed in the file. Products are exact and summed
 in float32; the result is rounded once, to the dtype of ``x``. A row's result
-does not depend on the other rows of ``x``.
+does not depend on the other rows of ``x``. On CUDA both end at 256 rows of a
+16-bit ``x`` and a packed ``W`` of 2**20 to 2**27 weights: they are rounded to
+the dtype of ``x`` and multiplied by MLX, unless ``MLX_GGUF_CUDA_DENSE=0`` is
+in the environment.
 
 Parameters
 ----------
@@ -69,6 +74,23 @@ ValueError
     Unknown or unsupported type, or shapes or dtypes that do not fit.
 )");
 
+  m.def(
+      "quantized_matmul_parts",
+      [](const mx::array& x,
+         const mx::array& w,
+         const std::string& qtype,
+         const std::vector<int>& ends) {
+        return quantized_matmul_parts(x, w, qtype, ends);
+      },
+      nb::arg(),
+      nb::arg(),
+      nb::arg(),
+      nb::arg(),
+      nb::sig(
+          "def quantized_matmul_parts(x: mlx.core.array, w: mlx.core.array, "
+          "qtype: str, ends: collections.abc.Sequence[int], /) -> "
+          "list[mlx.core.array]"),
+      "``mx.split(quantized_matmul(x, w, qtype), ends, -1)`` as one node.");
   m.def(
       "quantized_addmm",
       &quantized_addmm,

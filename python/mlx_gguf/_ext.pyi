@@ -1,6 +1,6 @@
 """GGUF tensors in MLX: operations, tensor types and files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import mlx.core
 
@@ -84,7 +84,10 @@ def quantized_matmul(x: mlx.core.array, w: mlx.core.array, /, qtype: str, transp
     Computes ``x @ W.T``, or ``x @ W`` when ``transpose`` is false, where ``W`` of
     shape ``(N, K)`` is read as packed in the file. Products are exact and summed
     in float32; the result is rounded once, to the dtype of ``x``. A row's result
-    does not depend on the other rows of ``x``.
+    does not depend on the other rows of ``x``. On CUDA both end at 256 rows of a
+    16-bit ``x`` and a packed ``W`` of 2**20 to 2**27 weights: they are rounded to
+    the dtype of ``x`` and multiplied by MLX, unless ``MLX_GGUF_CUDA_DENSE=0`` is
+    in the environment.
 
     Parameters
     ----------
@@ -112,6 +115,9 @@ def quantized_matmul(x: mlx.core.array, w: mlx.core.array, /, qtype: str, transp
     ValueError
         Unknown or unsupported type, or shapes or dtypes that do not fit.
     """
+
+def quantized_matmul_parts(x: mlx.core.array, w: mlx.core.array, qtype: str, ends: Sequence[int], /) -> list[mlx.core.array]:
+    """``mx.split(quantized_matmul(x, w, qtype), ends, -1)`` as one node."""
 
 def quantized_addmm(c: mlx.core.array, x: mlx.core.array, w: mlx.core.array, /, qtype: str, alpha: float = 1.0, beta: float = 1.0, transpose: bool = True, *, stream: mlx.core.Stream | mlx.core.DeviceType | mlx.core.Device | None = None) -> mlx.core.array:
     """

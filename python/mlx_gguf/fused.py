@@ -70,7 +70,7 @@ def _alike(layers: list[Any]) -> Iterator[list[QuantLinear]]:
 
 
 class _Group:
-    """Layers on one weight, and the product that was made last if it is not yet handed out."""
+    """Layers on one weight."""
 
     def __init__(self, layers: list[QuantLinear]):
         ends = list(accumulate(layer["weight"].shape[0] for layer in layers))
@@ -78,47 +78,46 @@ class _Group:
         self.qtype = layers[0].qtype
         self.ends = ends[:-1]
         self.layers = layers
-        # Replaced as a whole: threads that run the model at once at worst make it again.
-        self.made: _Made | None = None
+        self.parts = [_Part(self) for _ in layers]
         rows = [self.weight[a:b] for a, b in zip([0, *self.ends], ends, strict=True)]
         mx.eval(self.weight, rows)
-        for i, (layer, part) in enumerate(zip(layers, rows, strict=True)):
-            layer.weight = part
-            layer._part = _Part(self, i)
+        for layer, part, weight in zip(layers, self.parts, rows, strict=True):
+            layer.weight = weight
+            layer._part = part
 
-    def dissolve(self) -> None:
-        for layer in self.layers:
-            layer._part = None
-        self.made = None
-
-
-class _Made:
-    """A product, by its input and its parts not yet taken."""
-
-    def __init__(self, x: mx.array, parts: list[mx.array | None]):
-        self.x, self.parts, self.left = x, parts, len(parts)
+    def make(self, x: mx.array) -> list[mx.array]:
+        """The product with x, of which every layer gets its part when it is called."""
+        made = _ext.quantized_matmul_parts(x, self.weight, self.qtype, self.ends)
+        for part, y in zip(self.parts, made, strict=True):
+            part.ready = (x, y)
+        return made
 
 
 class _Part:
-    """A layer's place in a group."""
+    """A layer's place in a group.
 
-    def __init__(self, group: _Group, index: int):
-        self.group, self.index = group, index
+    Attributes
+    ----------
+    ready : (array, array) or None
+        An input and the layer's product with it, made when another layer was called with that
+        very array. Replaced as a whole: threads that run the model at once at worst make it again.
+    """
 
-    def __call__(self, x: mx.array) -> mx.array | None:
-        """The layer's product with x, or None where it has to make its own."""
-        group, index = self.group, self.index
-        made = group.made
-        if made is None or made.x is not x or made.parts[index] is None:
-            if x.ndim == 0 or x.size > _MOST_ROWS * x.shape[-1]:
-                return None
-            y = _ext.quantized_matmul(x, group.weight, group.qtype)
-            made = group.made = _Made(x, mx.split(y, group.ends, -1))
-        part, made.parts[index] = made.parts[index], None
-        made.left -= 1
-        if made.left == 0:
-            group.made = None
-        return part
+    __slots__ = ("group", "ready")
+
+    def __init__(self, group: _Group):
+        self.group = group
+        self.ready: tuple[mx.array, mx.array] | None = None
+
+    def make(self, x: mx.array) -> mx.array | None:
+        """Make the product for all layers; None where each has to make its own."""
+        if x.ndim == 0 or x.size > _MOST_ROWS * x.shape[-1]:
+            return None
+        y = self.group.make(x)[self.group.parts.index(self)]
+        self.ready = None
+        return y
 
     def dissolve(self) -> None:
-        self.group.dissolve()
+        """Leave every layer of the group to itself."""
+        for layer in self.group.layers:
+            layer._part = None
