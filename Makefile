@@ -30,7 +30,8 @@ test-metal: $(VENV)/.test
 # where BACKEND=cuda13 finds one. (test_streams.py is about the CPU's.)
 test-cuda: $(VENV)/.test
 	MLX_GGUF_ALL_KERNELS=1 $(BIN)/python -m pytest tests/test_cuda_kernels.py tests/test_matmul.py tests/test_gather.py \
-		tests/test_dequantize.py tests/test_layouts.py tests/test_transforms.py $(PYTEST)
+		tests/test_dequantize.py tests/test_layouts.py tests/test_transforms.py tests/test_cuda_host.py \
+		tests/test_fused.py $(PYTEST)
 
 # Reference logits of the tiny models, from PyTorch; the results are committed.
 reference: $(VENV)-reference/.done
