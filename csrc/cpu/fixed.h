@@ -191,6 +191,7 @@ struct Measure {
   float most;
   float squares;
   float lost;
+  float step; // of 16 bits
 };
 
 inline Measure measure(const float* x) {
@@ -207,13 +208,13 @@ inline Measure measure(const float* x) {
   }
   all += sum(bad);
   if (!(all >= smallest && all <= largest)) {
-    return {all, 0, 0};
+    return {all, 0, 0, 0};
   }
   int exponent;
   __builtin_frexpf(all, &exponent);
   float unit = __builtin_ldexpf(1.0f, -exponent);
-  float steps =
-      __builtin_ldexpf(all, 15 - exponent) > largest_word ? 16384 : 32768;
+  bool too_large = __builtin_ldexpf(all, 15 - exponent) > largest_word;
+  float steps = too_large ? 16384 : 32768;
   Vec squares = {}, lost = {};
   for (int i = 0; i < 256; i += lanes) {
     Vec v = load(x + i) * unit;
@@ -221,7 +222,10 @@ inline Measure measure(const float* x) {
     squares += v * v;
     lost += r * r;
   }
-  return {all, sum(squares), sum(lost) / (steps * steps)};
+  // Steps of twice the size are exact or too large.
+  float all_lost = sum(lost) / (steps * steps);
+  all_lost = too_large && all_lost > 0 ? 1 : all_lost;
+  return {all, sum(squares), all_lost, 1 / steps};
 }
 
 // Fills a FixedRow, or returns false if x has values that fixed point does not
@@ -275,7 +279,7 @@ bool fix(
     double allowed =
         double(tolerance) * tolerance * __builtin_fmax(own, average);
     // Of 24 bits the most that they may lose on average.
-    double step = u / (1 << 23), most_lost = 256 * step * step / 12;
+    double step = m.step / 256 * u, most_lost = 256 * step * step / 12;
     int low_bits = m.lost * u * u <= allowed ? 0
                    : most_lost <= allowed    ? 8
                                              : 15;
