@@ -11,6 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -138,10 +139,7 @@ def run(
         cases = list(itertools.product(dtypes or (device.dtype,), rows))
         for matrix in group:
             bench = _Bench(matrix, device, found, rounds, report)
-            for dtype, M in cases:
-                bench.measure_ours(dtype, M)
-            if compare:
-                bench.measure_ggml(rows)
+            bench.measure(cases, compare)
             weights = bench.weights
             del bench  # before the rivals' weights are made
         if compare:
@@ -176,7 +174,25 @@ class _Bench:
         self.copies = [mx.array(self.weights.packed) for _ in range(count_copies(matrix.nbytes))]
         mx.eval(self.copies)
 
-    def measure_ours(self, dtype: str, M: int) -> None:
+    def measure(self, cases: Sequence[tuple[str, int]], compare: bool) -> None:
+        from . import bench_ggml
+
+        with ExitStack() as stack:
+            rival = None
+            if compare and self.found.backend == "cpu" and bench_ggml.installed():
+                self._report(f"{self._name}: weights of ggml")
+                weights = bench_ggml.Weights(self.matrix, self.weights, self.copies)
+                rival = stack.enter_context(weights)
+            for dtype, M in cases:
+                contenders = [self._ours(dtype, M)]
+                if rival and dtype == cases[0][0]:  # ggml has an x of its own
+                    contenders.append(rival.contender(M, self._rng))
+                kernels = " and ".join(c.kernel for c in contenders)
+                self._report(f"{self._name}, {M} row{'s' * (M > 1)} of {dtype}: {kernels}")
+                shape = self.matrix.N, self.matrix.K, M
+                measure(contenders, shape, self.device, self.found, self.rounds)
+
+    def _ours(self, dtype: str, M: int) -> Contender:
         qtype, stream = self.matrix.qtype, self.device.stream
         x, x64 = activations((M, self.matrix.K), dtype, self._rng)
         at = checked_rows(M)
@@ -198,24 +214,7 @@ class _Bench:
             return verdict.error
 
         copies = [(w,) for w in self.copies]
-        ours = Contender(OURS, qtype, dtype, self.matrix.nbytes, copies, prepare, error)
-        self._measure(ours, M)
-
-    def measure_ggml(self, rows: Sequence[int]) -> None:
-        from . import bench_ggml
-
-        if self.found.backend != "cpu" or not bench_ggml.installed():
-            return
-        self._report(f"{self._name}: weights of ggml")
-        with bench_ggml.Weights(self.matrix, self.weights, self.copies) as rival:
-            for M in rows:
-                self._measure(rival.contender(M, self._rng), M)
-
-    def _measure(self, contender: Contender, M: int) -> None:
-        self._report(
-            f"{self._name}, {M} row{'s' * (M > 1)} of {contender.dtype}: {contender.kernel}"
-        )
-        measure(contender, (self.matrix.N, self.matrix.K, M), self.device, self.found, self.rounds)
+        return Contender(OURS, qtype, dtype, self.matrix.nbytes, copies, prepare, error)
 
 
 def _measure_mlx(
@@ -237,7 +236,7 @@ def _measure_mlx(
         report(f"{case}: {rival.kernel}")
         made = bench_rivals.contender(rival, matrix, weights, dtype, M, device)
         if isinstance(made, Contender):
-            measure(made, (matrix.N, matrix.K, M), device, found, rounds)
+            measure([made], (matrix.N, matrix.K, M), device, found, rounds)
         else:
             found.skipped.append(Skipped(f"{rival.kernel} {rival.weights}", case, made))
 
@@ -253,62 +252,75 @@ def checked_rows(M: int) -> list[int]:
 
 
 def measure(
-    contender: Contender,
+    contenders: Sequence[Contender],
     shape: tuple[int, int, int],
     device: Device,
     found: Report,
     rounds: int,
 ) -> None:
-    """Measure one kernel on N, K, M and add a row to what was found."""
-    turns = itertools.cycle(range(len(contender.copies)))
+    """Measure kernels on N, K, M, in turns, and add a row for each to what was found."""
+    trials = [_Trial(contender, device, rounds) for contender in contenders]
+    for i in range(max(trial.rounds for trial in trials)):
+        for trial in trials:
+            if i < trial.rounds:
+                trial.sample()
+    for trial in trials:
+        found.rows.append(trial.row(shape))
+        _measure_roofs(device, found, trial.contender)
 
-    def take(count: int) -> list[int]:
-        return list(itertools.islice(turns, count))
 
-    def sample(count: int) -> tuple[float, float]:
-        launch = contender.prepare(take(count))
+class _Trial:
+    """Samples of one kernel, with the read floor right before each."""
+
+    def __init__(self, contender: Contender, device: Device, rounds: int):
+        self.contender, self.device = contender, device
+        self._turns = itertools.cycle(range(len(contender.copies)))
+        self._samples: list[tuple[float, float, float]] = []
+        self._time(1)  # compiles, allocates, wakes threads
+        most, once = len(contender.copies), self._time(1)[0]
+        self.launches = min(most, max(1, math.ceil(_SAMPLE_SECONDS / once)))
+        self._reads = min(most, max(self.launches, math.ceil(_READ_BYTES / contender.nbytes)))
+        self.rounds = min(rounds, max(_FEWEST_ROUNDS, int(_ROUNDS_SECONDS / once)))
+
+    def sample(self) -> None:
+        copies = (self.contender.copies[i] for i in self._take(self._reads))
+        floor = self.device.read_seconds([a for copy in copies for a in copy]) / self._reads
+        self._samples.append((*self._time(self.launches), floor))
+
+    def row(self, shape: tuple[int, int, int]) -> Row:
+        N, K, M = shape
+        return Row(
+            kernel=self.contender.kernel,
+            weights=self.contender.weights,
+            N=N,
+            K=K,
+            M=M,
+            dtype=self.contender.dtype,
+            nbytes=self.contender.nbytes,
+            launches=self.launches,
+            seconds=statistics.median(taken for taken, _, _ in self._samples),
+            floor=statistics.median(floor for _, _, floor in self._samples),
+            over_floor=statistics.median(taken / floor for taken, _, floor in self._samples),
+            error=max(error for _, error, _ in self._samples),
+        )
+
+    def _take(self, count: int) -> list[int]:
+        return list(itertools.islice(self._turns, count))
+
+    def _time(self, count: int) -> tuple[float, float]:
+        """Seconds of one launch of several, and the error of its result."""
+        launch = self.contender.prepare(self._take(count))
         start = time.perf_counter()
         launch.run()
         taken = (time.perf_counter() - start) / count
         first, *others = launch.results()
-        error = contender.error(first)
+        error = self.contender.error(first)
         if not all(same_bits(first, y) for y in others):
             raise WrongResultError(
-                f"[bench] Expected the same result of every launch of {contender.kernel}, "
-                f"{contender.weights}. Received different ones."
+                f"[bench] Expected the same result of every launch of {self.contender.kernel}, "
+                f"{self.contender.weights}. Received different ones."
             )
         return taken, error
-
-    def read(count: int) -> float:
-        return device.read_seconds([a for i in take(count) for a in contender.copies[i]]) / count
-
-    sample(1)  # compiles, allocates, wakes threads
-    most = len(contender.copies)
-    once = sample(1)[0]
-    count = min(most, max(1, math.ceil(_SAMPLE_SECONDS / once)))
-    reads = min(most, max(count, math.ceil(_READ_BYTES / contender.nbytes)))
-    samples = []
-    for _ in range(min(rounds, max(_FEWEST_ROUNDS, int(_ROUNDS_SECONDS / once)))):
-        floor = read(reads)
-        samples.append((*sample(count), floor))
-    N, K, M = shape
-    found.rows.append(
-        Row(
-            kernel=contender.kernel,
-            weights=contender.weights,
-            N=N,
-            K=K,
-            M=M,
-            dtype=contender.dtype,
-            nbytes=contender.nbytes,
-            launches=count,
-            seconds=statistics.median(taken for taken, _, _ in samples),
-            floor=statistics.median(floor for _, _, floor in samples),
-            over_floor=statistics.median(taken / floor for taken, _, floor in samples),
-            error=max(error for _, error, _ in samples),
-        )
-    )
-    _measure_roofs(device, found, contender)
 
 
 def _measure_roofs(device: Device, found: Report, contender: Contender) -> None:
