@@ -20,7 +20,7 @@ import numpy as np
 
 from . import _ext
 from .bench_report import Report, Row, Skipped
-from .reference import RandomWeights, activations, judge, same_bits
+from .reference import RandomWeights, activations, judge, same_bits, tolerance
 from .roofline import Device, find_device
 from .tune import Matrix
 
@@ -194,18 +194,17 @@ class _Bench:
 
     def _ours(self, dtype: str, M: int) -> Contender:
         qtype, stream = self.matrix.qtype, self.device.stream
-        x, x64 = activations((M, self.matrix.K), dtype, self._rng)
+        x, x64 = activations((M, self.matrix.K), dtype, self._rng, normal=True)
         at = checked_rows(M)
         ref, terms = self.weights.product(x64[at])
-        format = _ext.find_format(qtype)
-        assert format is not None
+        allowed = tolerance(qtype, dtype, self.found.backend)
 
         def prepare(numbers: Sequence[int]) -> Launch:
             ws = (self.copies[i] for i in numbers)
             return MLXLaunch([_ext.quantized_matmul(x, w, qtype, stream=stream) for w in ws])
 
         def error(y: mx.array) -> float:
-            verdict = judge(y[mx.array(at)], ref, terms, format.tolerance)
+            verdict = judge(y[mx.array(at)], ref, terms, allowed)
             if verdict.problem:
                 raise WrongResultError(
                     f"[bench] Expected {self._name} with {M} row{'s' * (M > 1)} of {dtype} as in "

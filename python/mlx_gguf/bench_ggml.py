@@ -166,7 +166,7 @@ class Weights:
 
     def contender(self, M: int, rng: np.random.Generator) -> Contender:
         """Products with M rows of x."""
-        x, x64 = activations((M, self._matrix.K), "float32", rng)
+        x, x64 = activations((M, self._matrix.K), "float32", rng, normal=True)
         x32 = np.array(x)
         at = checked_rows(M)
         ref, _ = self._weights.product(x64[at])

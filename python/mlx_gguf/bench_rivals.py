@@ -90,7 +90,7 @@ def contender(
     dense = mx.array(weights.packed)
     dense = _ext.dequantize(dense, matrix.qtype, getattr(mx, dtype), stream=stream)
     stored = rival.store(dense, stream=stream)
-    x, x64 = activations((M, dense.shape[1]), dtype, np.random.default_rng(0))
+    x, x64 = activations((M, dense.shape[1]), dtype, np.random.default_rng(0), normal=True)
     mx.eval(x, stored)
     if (seconds := _guess(rival, x, stored, stream)) > _LONGEST_SECONDS:
         return f"one product would take about {seconds:.1f} s"

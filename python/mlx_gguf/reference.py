@@ -23,6 +23,7 @@ __all__ = [
     "float64",
     "judge",
     "same_bits",
+    "tolerance",
 ]
 
 #: Half a unit in the last place and the smallest subnormal number of each dtype of activations.
@@ -96,11 +97,26 @@ def _random_blocks(qtype: str, nbytes: int, rng: np.random.Generator) -> np.ndar
 
 
 def activations(
-    shape: tuple[int, ...], dtype: str, rng: np.random.Generator
+    shape: tuple[int, ...], dtype: str, rng: np.random.Generator, *, normal: bool = False
 ) -> tuple[mx.array, np.ndarray]:
-    """Random numbers in [-1, 1] of a dtype, and the same numbers in float64."""
-    x = mx.array(rng.uniform(-1, 1, shape).astype(np.float32), getattr(mx, dtype))
+    """Random numbers of a dtype, and the same numbers in float64.
+
+    In [-1, 1], or standard normal ones, whose blocks have largest values of all sizes as those of
+    a model do; the CPU's kernels need more bits for a block whose largest is just below 1.
+    """
+    numbers = rng.standard_normal(shape) if normal else rng.uniform(-1, 1, shape)
+    x = mx.array(numbers.astype(np.float32), getattr(mx, dtype))
     return x, float64(x)
+
+
+def tolerance(qtype: str, dtype: str, backend: str) -> float:
+    """The relative error that a product may have before it is rounded to `dtype`.
+
+    The format's; 3e-5 for 16-bit x on the CPU, which may take it as fixed point of 16 bits.
+    """
+    format = _ext.find_format(qtype)
+    assert format is not None
+    return 3e-5 if backend == "cpu" and dtype != "float32" else format.tolerance
 
 
 def float64(a: mx.array) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from . import _ext
 from .file import GGUFFile
 from .inspect import is_supported
-from .reference import RandomWeights, activations, judge, same_bits
+from .reference import RandomWeights, activations, judge, same_bits, tolerance
 from .roofline import find_device
 
 __all__ = ["Choice", "Matrix", "matrices_named", "matrices_of", "tune"]
@@ -209,7 +209,7 @@ class _Bench:
         copies = math.ceil(cold_bytes(backend) / matrix.nbytes)
         self.copies = [mx.array(self.weights.packed) for _ in range(copies)]
         mx.eval(self.copies)
-        self.tolerance = _format(matrix.qtype).tolerance
+        self.tolerance = tolerance(matrix.qtype, dtype, backend)
         all_plans = _ext.plan_candidates(backend, matrix.qtype)
         self.plans = [plan for plan in all_plans if plan.kernel == "gemv"]
         self.before = {M: self._plan_now(M) for M in ROWS}
@@ -239,7 +239,7 @@ class _Bench:
     def _race(
         self, M: int, plans: list[_ext.Plan], winners: dict[int, str], floor: float
     ) -> Choice:
-        x, x64 = activations((M, self.matrix.K), self.dtype, self.rng)
+        x, x64 = activations((M, self.matrix.K), self.dtype, self.rng, normal=True)
         ref, terms = self.weights.product(x64)
         rows = None
         if M > 1:

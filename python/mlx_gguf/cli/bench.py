@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _TYPES = ("q4_k", "q5_k", "q6_k", "q8_0", "iq4_xs")
 
 DESCRIPTION = """\
-Multiply random weights with random activations, check every result that was timed against
+Multiply random weights with standard normal activations, check every result that was timed against
 float64, and print one table.
 
 Weights are distinct arrays of 512 MiB in all, taken in turns, so they come from memory. One sample
