@@ -269,14 +269,19 @@ def measure(
 
 
 class _Trial:
-    """Samples of one kernel, with the read floor right before each."""
+    """Samples of one kernel, with the read floor right before each.
+
+    Results are judged when all of them are there: NumPy's threads go on looking for work after a
+    product or norm, and would slow the next sample.
+    """
 
     def __init__(self, contender: Contender, device: Device, rounds: int):
         self.contender, self.device = contender, device
         self._turns = itertools.cycle(range(len(contender.copies)))
-        self._samples: list[tuple[float, float, float]] = []
+        self._samples: list[tuple[float, float]] = []
+        self._results: list[list[mx.array]] = []
         self._time(1)  # compiles, allocates, wakes threads
-        most, once = len(contender.copies), self._time(1)[0]
+        most, once = len(contender.copies), self._time(1)
         self.launches = min(most, max(1, math.ceil(_SAMPLE_SECONDS / once)))
         self._reads = min(most, max(self.launches, math.ceil(_READ_BYTES / contender.nbytes)))
         self.rounds = min(rounds, max(_FEWEST_ROUNDS, int(_ROUNDS_SECONDS / once)))
@@ -284,10 +289,11 @@ class _Trial:
     def sample(self) -> None:
         copies = (self.contender.copies[i] for i in self._take(self._reads))
         floor = self.device.read_seconds([a for copy in copies for a in copy]) / self._reads
-        self._samples.append((*self._time(self.launches), floor))
+        self._samples.append((self._time(self.launches), floor))
 
     def row(self, shape: tuple[int, int, int]) -> Row:
         N, K, M = shape
+        error = max(self._error(results) for results in self._results)
         return Row(
             kernel=self.contender.kernel,
             weights=self.contender.weights,
@@ -297,29 +303,32 @@ class _Trial:
             dtype=self.contender.dtype,
             nbytes=self.contender.nbytes,
             launches=self.launches,
-            seconds=statistics.median(taken for taken, _, _ in self._samples),
-            floor=statistics.median(floor for _, _, floor in self._samples),
-            over_floor=statistics.median(taken / floor for taken, _, floor in self._samples),
-            error=max(error for _, error, _ in self._samples),
+            seconds=statistics.median(taken for taken, _ in self._samples),
+            floor=statistics.median(floor for _, floor in self._samples),
+            over_floor=statistics.median(taken / floor for taken, floor in self._samples),
+            error=error,
         )
 
     def _take(self, count: int) -> list[int]:
         return list(itertools.islice(self._turns, count))
 
-    def _time(self, count: int) -> tuple[float, float]:
-        """Seconds of one launch of several, and the error of its result."""
+    def _time(self, count: int) -> float:
+        """Seconds of one launch of several."""
         launch = self.contender.prepare(self._take(count))
         start = time.perf_counter()
         launch.run()
         taken = (time.perf_counter() - start) / count
-        first, *others = launch.results()
-        error = self.contender.error(first)
+        self._results.append(launch.results())
+        return taken
+
+    def _error(self, results: list[mx.array]) -> float:
+        first, *others = results
         if not all(same_bits(first, y) for y in others):
             raise WrongResultError(
                 f"[bench] Expected the same result of every launch of {self.contender.kernel}, "
                 f"{self.contender.weights}. Received different ones."
             )
-        return taken, error
+        return self.contender.error(first)
 
 
 def _measure_roofs(device: Device, found: Report, contender: Contender) -> None:
