@@ -5,6 +5,7 @@
 #include <optional>
 #include <sstream>
 
+#include "cpu/numbers.h"
 #include "cpu/product.h"
 #include "cpu/threads.h"
 #include "mlx/allocator.h"
@@ -14,12 +15,6 @@
 namespace mlx_gguf::cpu {
 
 namespace {
-
-Number number_of(mx::Dtype dtype) {
-  return dtype == mx::float16    ? Number::f16
-         : dtype == mx::bfloat16 ? Number::bf16
-                                 : Number::f32;
-}
 
 Product describe(
     const array& x, const array& w, const Format& format, bool transpose) {

@@ -5,24 +5,13 @@
 #include <functional>
 
 #include "cpu/activations.h"
-#include "cpu/kernels.h"
+#include "cpu/numbers.h"
 #include "cpu/threads.h"
 #include "mlx/allocator.h"
 #include "mlx/array.h"
 #include "mlx/backend/cpu/encoder.h"
 
 namespace mlx_gguf::cpu {
-
-inline bool is_number(mlx::core::Dtype dtype) {
-  return dtype == mlx::core::float32 || dtype == mlx::core::float16 ||
-         dtype == mlx::core::bfloat16;
-}
-
-inline Number number_of(mlx::core::Dtype dtype) {
-  return dtype == mlx::core::float16    ? Number::f16
-         : dtype == mlx::core::bfloat16 ? Number::bf16
-                                        : Number::f32;
-}
 
 inline int64_t padded(int64_t n) {
   return (n + x_padding - 1) / x_padding * x_padding;

@@ -129,7 +129,6 @@ inline __attribute__((always_inline)) void whole_products(
     const FixedRow* x,
     int64_t at,
     Floats (&out)[R][C]) {
-  using T = Codes<Type>;
   constexpr int parts = parts_of<Type>;
   Bytes scales[R];
   MLX_GGUF_UNROLL

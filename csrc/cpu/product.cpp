@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cpu/activations.h"
+#include "cpu/numbers.h"
 #include "cpu/plan.h"
 #include "cpu/threads.h"
 #include "tuned.h"
@@ -20,12 +21,6 @@ constexpr int64_t gemm_m_tile = 128; // rows of x whose packs stay in a cache
 
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
-}
-
-mlx::core::Dtype dtype_of(Number n) {
-  return n == Number::f16    ? mlx::core::float16
-         : n == Number::bf16 ? mlx::core::bfloat16
-                             : mlx::core::float32;
 }
 
 // Scratch that a thread keeps and grows.
