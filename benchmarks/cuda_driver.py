@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PARAMS = {  # cuda/params.h
     "u32": ["M", "N", "K", "gather", "has_c"],
     "f32": ["alpha", "beta"],
-    "more": ["tiles", "held", "columns", "rows", "owned", "stages", "inverse", "last_x", "last_w"],
+    "more": ["tiles", "held", "columns", "rows", "split", "stages", "inverse", "last_x", "last_w"],
     "u64": ["x_step", "w_step", "c_step", "y_step"],
 }
 

@@ -1,19 +1,169 @@
-// gemv for compute capability 9.0 and later: the same sums, with the tensor
-// copy engine bringing w. The grid is one block a multiprocessor, so that x is
-// prepared once each and rows are spread evenly; a cluster of blocks shares
-// rows and splits K between them, which also splits the work on x.
+// gemv for compute capability 9.0 and later, with the tensor copy engine
+// bringing w. The grid is blocks of a cluster by clusters by batch entries, one
+// block a multiprocessor: a cluster shares rows and splits K between its
+// blocks, so that the work on x is split, too. Types that have one (WholeUnit)
+// multiply in whole numbers, others as gemv does.
 //
-// The grid is blocks of a cluster by clusters by batch entries. The threads of
-// a block are 32 by groups by turns: a group takes its share of the tiles of 16
-// rows, and its warps take turns along K, COPY units of 256 weights at a time.
-// AHEAD is how much of x a warp loads before w's bytes queue up in front of it.
-// Every warp's sums go to the block that owns their rows, which adds them in
-// the order of K's split.
+// A block's work is tiles of 16 rows by pairs of units of 256 weights, tile by
+// tile; its 16 warps have an equal stretch of that each. A tile's sums are
+// added in the order of their blocks and warps, in the block that owns the
+// tile. Stretches are those of `split` rows, whatever a cluster has (a multiple
+// of it), so that sums have one order for all batches.
 #pragma once
 #include "gemv.h"
 #include "tc/tma.h"
+#include "tc/whole_blocks.h"
 
 #if __CUDA_ARCH__ >= 900
+
+constexpr uint32_t gemv_warps = 16;
+
+// How a type's units are multiplied: in f16, a row of x in a column.
+template <typename F, typename T, int TILES, bool WHOLE>
+struct Way {
+  static_assert(TILES == 1, "f16 has one tile of columns");
+  typedef HalfTask<T, typename F::Layout, F::summed> Task;
+  typedef F Unit;
+  struct Operand : ::Operand<1, F::summed, Parts<T>::scaled> {
+    DEVICE Operand(uint32_t M, uint32_t g, uint32_t t)
+        : ::Operand<1, F::summed, Parts<T>::scaled>(M, g, t) {}
+  };
+  // Calls put(half, m, sum) for rows g (half 0) and g + 8 of a warp's sums.
+  template <typename Put>
+  DEVICE static void
+  each(const Sums<1>& sums, uint32_t t, uint32_t M, const Put& put) {
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      uint32_t m = 2 * t + i % 2;
+      if (m < M) {
+        put(i / 2, m, sums.v[0][i]);
+      }
+    }
+  }
+};
+
+// In whole numbers: three digits of a row of x.
+template <typename F, typename T, int TILES>
+struct Way<F, T, TILES, true> {
+  typedef WholeUnit<F> Unit;
+  typedef WholeTask<T, typename Unit::Layout, F::summed != 0> Task;
+  typedef WholeOperand<TILES> Operand;
+  DEVICE static float number(float low, float middle, float high) {
+    return fmaf(65536.0f, high, fmaf(256.0f, middle, low));
+  }
+  template <typename Put>
+  DEVICE static void
+  each(const Sums<TILES>& sums, uint32_t t, uint32_t M, const Put& put) {
+    UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (TILES == 1) {
+        const float* mine = sums.v[0] + 2 * half;
+        float high = __shfl_xor_sync(~0u, mine[0], 1);
+        if (t % 2 == 0 && t / 2 < M) {
+          put(half, t / 2, number(mine[0], mine[1], high));
+        }
+      } else {
+        UNROLL
+        for (int i = 0; i < 2; ++i) {
+          int c = 2 * half + i;
+          if (2 * t + i < M) {
+            put(half,
+                2 * t + i,
+                number(sums.v[0][c], sums.v[1][c], sums.v[2][c]));
+          }
+        }
+      }
+    }
+  }
+};
+
+// The most parts that equal stretches make of one of `split` tiles of `pairs`:
+// a tile is 16 / split of them, and ends of the two meet at multiples of even.
+DEVICE uint32_t parts_of_tile(uint32_t split, uint32_t pairs) {
+  uint32_t even = split & -split;
+  uint32_t inside =
+      2 * even > gemv_warps ? 0 : (gemv_warps - 2 * even) / split + 1;
+  return min(pairs, inside + 1);
+}
+
+// Where a warp is in its stretch: pairs from begin to end of every `split`
+// tiles, of which the block has `tiles`.
+struct Stretch {
+  uint32_t begin, end;
+  uint32_t first_tile, first_unit; // of begin
+  uint32_t split, tiles;
+  uint32_t count; // units of a tile
+  uint32_t item, base, tile, unit;
+
+  DEVICE Stretch(
+      uint32_t warp, uint32_t split, uint32_t tiles, uint32_t count, bool whole)
+      : split(split), tiles(tiles), count(count), base(0) {
+    uint32_t pairs = (count + 1) / 2;
+    if (whole) {
+      first_tile = warp * split / gemv_warps;
+      first_unit = 0;
+      begin = first_tile * pairs;
+      end = (warp + 1) * split / gemv_warps * pairs;
+    } else {
+      begin = warp * split * pairs / gemv_warps;
+      end = (warp + 1) * split * pairs / gemv_warps;
+      first_tile = small_quotient(begin, pairs);
+      first_unit = 2 * (begin - first_tile * pairs);
+    }
+    start();
+  }
+  // i / n for numbers whose halves and quotients a float tells apart.
+  DEVICE static uint32_t small_quotient(uint32_t i, uint32_t n) {
+    return uint32_t(__fdividef(float(i) + 0.5f, float(n)));
+  }
+  DEVICE void start() {
+    item = begin;
+    tile = base + first_tile;
+    unit = first_unit;
+    if (begin == end || count == 0) {
+      tile = tiles;
+    }
+  }
+  // Which part of its tile the stretch of a warp starts with, past the first.
+  DEVICE uint32_t part(uint32_t warp) const {
+    uint32_t pairs = (count + 1) / 2, all = split * pairs;
+    if (all < gemv_warps) { // a pair each, for some
+      return first_unit / 2;
+    }
+    uint32_t item = first_tile * pairs;
+    return warp -
+        small_quotient(gemv_warps * item + gemv_warps - 1, all);
+  }
+  DEVICE bool done() const {
+    return tile >= tiles;
+  }
+  // Whether the unit and STEP - 1 more are the last of the tile, or of the
+  // stretch.
+  template <int STEP>
+  DEVICE bool last_of_tile() const {
+    return unit + STEP >= count;
+  }
+  template <int STEP>
+  DEVICE bool last() const {
+    return last_of_tile<STEP>() || ((unit + STEP) % 2 == 0 && item + 1 == end);
+  }
+  template <int STEP>
+  DEVICE void next() {
+    bool over = last_of_tile<STEP>();
+    unit += STEP;
+    if (over || unit % 2 == 0) {
+      ++item;
+    }
+    if (over) {
+      unit = 0;
+      ++tile;
+    }
+    if (item == end) {
+      base += split;
+      start();
+    }
+  }
+};
 
 template <
     typename F,
@@ -21,9 +171,10 @@ template <
     int COPY,
     int INTERLEAVE,
     int CLUSTER,
-    int AHEAD>
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(512, 1)
-    gemv_tma(
+    int AHEAD,
+    int TILES>
+__global__ void __cluster_dims__(CLUSTER, 1, 1)
+    __launch_bounds__(32 * gemv_warps, 1) gemv_tma(
         const __grid_constant__ TensorMap w,
         const T* __restrict__ x,
         const T* c,
@@ -31,112 +182,137 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(512, 1)
         Params p,
         const uint32_t* lhs,
         const uint32_t* rhs) {
-  typedef Unit<F::summed> U;
+  typedef Way<F, T, TILES, WholeUnit<F>::exists> Way;
   typedef TmaRing<F, COPY, INTERLEAVE> Weights;
   extern __shared__ __align__(1024) uint8_t memory[];
-  uint32_t lane = threadIdx.x, group = threadIdx.y, turns = blockDim.z;
-  uint32_t warp = threadIdx.z * blockDim.y + group;
-  uint32_t turn = threadIdx.z * COPY;
+  uint32_t lane = threadIdx.x, warp = threadIdx.y;
   uint32_t g = lane / 4, t = lane % 4;
-  uint32_t rank = blockIdx.x;
-  constexpr uint32_t cluster = CLUSTER;
-  uint32_t warps = blockDim.y * turns;
+  uint32_t rank = CLUSTER == 1 ? 0 : blockIdx.x;
 
-  // The host counts on this order and these sizes: rings, x, sums, barriers.
-  uint32_t unit_bytes = U::bytes(p.columns);
-  uint8_t* held = memory + warps * p.stages * Weights::stage_bytes;
+  // The host counts on this order and these sizes: rings, barriers, x, sums.
+  uint32_t rings = gemv_warps * p.stages;
+  uint8_t* barriers = memory + rings * Weights::stage_bytes;
+  uint8_t* held = barriers + 8 * rings + 16;
+  uint32_t unit_bytes = Way::Task::unit_bytes(p.M);
   float* sums = (float*)(held + p.held * unit_bytes);
-  uint32_t owned = p.owned, parts = cluster * turns;
-  uint8_t* barriers = (uint8_t*)(sums + (parts * owned * p.M + 3 & ~3u));
+  uint32_t summed = shared_address(barriers + 8 * rings);
 
   uint32_t row0 = blockIdx.y * p.rows;
   uint32_t rows = min(p.rows, p.N - row0);
-  uint32_t tiles = (rows + 15) / 16;
+  uint32_t tiles = (rows + 15) / 16, split = p.split / 16;
   uint32_t units = (p.K + 255) / 256;
   uint32_t unit0 = rank * p.held;
   uint32_t count = unit0 < units ? min(p.held, units - unit0) : 0;
+  bool whole = split >= 4 * gemv_warps;
+  Stretch fetched(warp, split, tiles, count, whole);
+  Stretch at = fetched;
 
-  x += x_offset(p, lhs, blockIdx.z);
-  Columns<T, typename F::Layout, F::summed, AHEAD> columns(
-      x, 256 * unit0, count, p, warp, warps);
   uint32_t row_bytes = p.K / F::block * (F::bytes / (256 / F::block));
   Weights ring(memory, barriers, p.stages, warp, lane, row_bytes);
   uint32_t matrix = p.gather || p.w_step ? matrix_of(p, rhs, blockIdx.z) : 0;
-  uint32_t next_tile = turn < count ? group : tiles, next_unit = turn;
   auto fill = [&] {
-    if (next_tile < tiles) {
-      uint32_t row = 16 * next_tile;
-      ring.fill(w, unit0 + next_unit, row0 + row, rows - row, matrix);
-      next_unit += turns * COPY;
-      if (next_unit >= count) {
-        next_unit = turn;
-        next_tile += blockDim.y;
-      }
+    if (!fetched.done()) {
+      ring.fill(w, unit0 + fetched.unit, row0 + 16 * fetched.tile, matrix);
+      fetched.template next<COPY>();
     }
   };
+#pragma unroll 1
   for (uint32_t i = 0; i < p.stages; ++i) {
     fill();
   }
-  if (cluster > 1) {
+  x += x_offset(p, lhs, blockIdx.z);
+  Columns<T, typename Way::Task, AHEAD> columns(
+      x, 256 * unit0, count, p, warp, gemv_warps);
+
+  uint32_t slots = whole ? 1 : parts_of_tile(split, (p.held + 1) / 2);
+  bool direct = CLUSTER == 1 && slots == 1;
+  uint32_t owned = ((p.rows + 15) / 16 + CLUSTER - 1) / CLUSTER * 16;
+  uint32_t ranks = (units + p.held - 1) / p.held; // blocks that have units
+  if constexpr (CLUSTER > 1) {
+    if (warp == 0 && lane == 0) {
+      barrier_init(summed);
+      uint32_t mine = (tiles + CLUSTER - 1 - rank) / CLUSTER * 16;
+      barrier_expect(summed, mine * p.M * ranks * slots * 4);
+    }
     cluster_start();
   }
   columns.put(held);
-  __syncthreads();
-  if (cluster > 1) {
-    cluster_wait(); // all blocks are there to be written to
+  // Only in the stretch's first tile it may not be the first.
+  uint32_t slot = 0;
+  if (at.first_unit != 0) {
+    slot = at.part(warp);
   }
   c += blockIdx.z * p.c_step;
   y += blockIdx.z * p.y_step;
-
-  Operand<1, F::summed, Parts<T>::scaled> operand(p.columns, g, t);
-  for (uint32_t tile = group; tile < tiles; tile += blockDim.y) {
-    Sums<1> total;
-    for (uint32_t unit = turn; unit < count; unit += turns * COPY) {
-      const uint8_t* r0 = ring.take() + ring.row(g, unit0 + unit);
-      UNROLL
-      for (int i = 0; i < COPY; ++i) {
-        if (COPY == 1 || unit + i < count) {
-          operand.unit = held + (unit + i) * unit_bytes;
-          int blocks = (p.K - 256 * (unit0 + unit + i)) / F::block;
-          const uint8_t* r = r0 + i * F::bytes;
-          F::unit(r, r + Weights::eight_bytes, blocks, operand, total);
-        }
-      }
-      __syncwarp();
-      fill();
-    }
-    UNROLL
-    for (int i = 0; i < 4; ++i) {
-      uint32_t row = 16 * tile + 8 * (i / 2) + Weights::number(g);
-      uint32_t m = 2 * t + i % 2;
-      if (row < rows && m < p.M) {
-        if (parts == 1) {
-          finish(p, c, y, uint64_t(m) * p.N + row0 + row, total.v[0][i]);
-        } else {
-          uint32_t part = rank * turns + threadIdx.z;
-          uint32_t owner = cluster == 1 ? 0 : row / owned;
-          uint32_t at = (part * owned + row - owner * owned) * p.M + m;
-          put_remote(sums + at, owner, cluster, total.v[0][i]);
-        }
-      }
-    }
+  __syncthreads();
+  if constexpr (CLUSTER > 1) {
+    cluster_wait(); // all blocks are there to be written to
   }
-  if (parts == 1) {
+
+  typename Way::Operand operand(p.M, g, t);
+  Sums<TILES> total;
+  while (!at.done()) {
+    const uint8_t* r0 = ring.take() + ring.row(g, unit0 + at.unit);
+    UNROLL
+    for (int i = 0; i < COPY; ++i) {
+      if (i == 0 || at.unit + i < count) {
+        operand.unit = held + (at.unit + i) * unit_bytes;
+        int blocks = (p.K - 256 * (unit0 + at.unit + i)) / F::block;
+        const uint8_t* r = r0 + i * F::bytes;
+        Way::Unit::unit(r, r + Weights::eight_bytes, blocks, operand, total);
+      }
+    }
+    __syncwarp();
+    fill();
+    if (at.template last<COPY>()) {
+      // Of the last part on, what is left of a tile is zero.
+      uint32_t first = at.tile - at.base == at.first_tile ? slot : 0;
+      uint32_t end = at.template last_of_tile<COPY>() ? slots : first + 1;
+      Way::each(total, t, p.M, [&](int half, uint32_t m, float sum) {
+        uint32_t r = Weights::number(g) + 8 * half;
+        uint32_t row = 16 * at.tile + r;
+        if (direct) {
+          if (row < rows) {
+            finish(p, c, y, uint64_t(m) * p.N + row0 + row, sum);
+          }
+          return;
+        }
+        uint32_t part = (first * CLUSTER + rank) * owned;
+        float* to = sums + (part + at.tile / CLUSTER * 16 + r) * p.M + m;
+#pragma unroll 1
+        for (uint32_t i = first; i < end; ++i) {
+          if constexpr (CLUSTER == 1) {
+            *to = sum;
+          } else {
+            put_remote(shared_address(to), summed, at.tile % CLUSTER, sum);
+          }
+          sum = 0.0f;
+          to += CLUSTER * owned * p.M;
+        }
+      });
+      total = Sums<TILES>();
+    }
+    at.template next<COPY>();
+  }
+  if (direct) {
     return;
   }
-  if (cluster > 1) {
-    cluster_arrive();
-    cluster_wait();
+  if constexpr (CLUSTER > 1) {
+    barrier_wait(summed, 0);
   } else {
     __syncthreads();
   }
-  for (uint32_t i = 32 * warp + lane; i < owned * p.M; i += 32 * warps) {
-    uint32_t r = quotient(i, p.inverse), m = i - r * p.M,
-             row = rank * owned + r;
+  for (uint32_t i = 32 * warp + lane; i < owned * p.M; i += 32 * gemv_warps) {
+    uint32_t r = quotient(i, p.inverse), m = i - r * p.M;
+    uint32_t row = (r / 16 * CLUSTER + rank) * 16 + r % 16;
     if (row < rows) {
       float sum = 0.0f;
-      for (uint32_t part = 0; part < parts; ++part) {
-        sum += sums[(part * owned + r) * p.M + m];
+#pragma unroll 1
+      for (uint32_t k = 0; k < ranks; ++k) {
+#pragma unroll 1
+        for (uint32_t part = 0; part < slots; ++part) {
+          sum += sums[(part * CLUSTER + k) * owned * p.M + i];
+        }
       }
       finish(p, c, y, uint64_t(m) * p.N + row0 + row, sum);
     }
