@@ -150,7 +150,8 @@ class Device:
         aligned = (C.addressof(memory) + 63) & ~63
         sizes = (C.c_uint64 * 3)(row_bytes * interleave // 8, N // interleave, 1)
         strides = (C.c_uint64 * 2)(row_bytes * interleave, row_bytes * N)
-        boxes, steps = (C.c_uint32 * 3)(box // 8, 8 // interleave, 1), (C.c_uint32 * 3)(1, 1, 1)
+        rows = 16 if interleave == 1 else 8 // interleave
+        boxes, steps = (C.c_uint32 * 3)(box // 8, rows, 1), (C.c_uint32 * 3)(1, 1, 1)
         self.call(
             "cuTensorMapEncodeTiled",
             C.c_void_p(aligned),

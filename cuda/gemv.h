@@ -73,7 +73,7 @@ __global__ void gemv(
     if (start != 0) {
       __syncthreads();
     }
-    Columns<T, HalfTask<T, typename F::Layout, F::summed>, 4>(
+    Columns<T, typename F::Layout, F::summed, 4>(
         x, 256 * start, count, p, warp, warps)
         .put(held);
     __syncthreads();

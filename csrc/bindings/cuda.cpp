@@ -55,7 +55,7 @@ nb::dict cuda_launch(
   out["interleave"] = plan.interleave;
   out["held"] = l.held;
   out["rows"] = l.rows;
-  out["owned"] = l.owned;
+  out["split"] = l.split;
   out["stages"] = plan.stages;
   return out;
 }

@@ -199,37 +199,9 @@ __device__ __noinline__ void put_row(
   }
 }
 
-// A unit of a row of x on its way to its columns: a warp's task.
-template <typename T, typename Layout, int SUMMED>
-struct HalfTask {
-  Eight<T> eight;
-
-  DEVICE static uint32_t unit_bytes(uint32_t M) {
-    return Unit<SUMMED>::bytes(M * Parts<T>::count);
-  }
-  // Which of its numbers the lane starts with.
-  DEVICE static uint32_t place(uint32_t lane) {
-    return 8 * lane;
-  }
-  DEVICE void zero() {
-    eight = {};
-  }
-  DEVICE void load(const T* x) {
-    eight.load(x);
-  }
-  DEVICE static void put(
-      const HalfTask& task,
-      uint8_t* unit,
-      uint32_t M,
-      uint32_t m,
-      uint32_t lane) {
-    put_row<T, Layout, SUMMED>(task.eight, unit, M, m, lane);
-  }
-};
-
 // All warps write `count` units of M rows of x, from weight k on. The first
 // loads can be made before others queue up in front of them.
-template <typename T, typename Task, int AHEAD>
+template <typename T, typename Layout, int SUMMED, int AHEAD>
 struct Columns {
   const T* x; // [M, K]
   uint32_t k;
@@ -239,7 +211,7 @@ struct Columns {
   uint32_t inverse;
   uint32_t warp;
   uint32_t warps;
-  Task loaded[AHEAD];
+  Eight<T> loaded[AHEAD];
 
   DEVICE Columns(
       const T* x,
@@ -262,10 +234,10 @@ struct Columns {
     UNROLL
     for (int i = 0; i < AHEAD; ++i) {
       uint32_t task = first + i * warps;
-      loaded[i].zero();
+      loaded[i] = {};
       if (task < tasks) {
         uint32_t u = quotient(task, inverse);
-        uint32_t at = k + 256 * u + Task::place(threadIdx.x % 32);
+        uint32_t at = k + 256 * u + threadIdx.x % 32 * 8;
         if (at < K) { // a multiple of 32
           loaded[i].load(x + uint64_t(task - u * M) * K + at);
         }
@@ -274,25 +246,40 @@ struct Columns {
   }
   DEVICE void put(uint8_t* held) {
     uint32_t first = warp;
-    while (first < tasks) {
+    while (true) {
       UNROLL
       for (int i = 0; i < AHEAD; ++i) {
         uint32_t task = first + i * warps;
         if (task < tasks) {
           uint32_t u = quotient(task, inverse);
-          Task::put(
-              loaded[i],
-              held + u * Task::unit_bytes(M),
-              M,
-              task - u * M,
-              threadIdx.x % 32);
+          uint8_t* unit =
+              held + u * (Unit<SUMMED>::column_bytes * Parts<T>::count * M);
+          put_row<T, Layout, SUMMED>(
+              loaded[i], unit, M, task - u * M, threadIdx.x % 32);
         }
       }
       first += AHEAD * warps;
-      if (first < tasks) {
-        load(first);
+      if (first >= tasks) {
+        return;
       }
+      load(first);
     }
+  }
+};
+
+// 256 numbers of a row of x, which lie where their column will: a warp's task.
+template <typename T, typename Layout, int SUMMED>
+struct HalfTask {
+  static_assert(Parts<T>::count == 1, "one column a row");
+  static constexpr uint32_t row_bytes = Unit<SUMMED>::column_bytes;
+  DEVICE static constexpr uint32_t unit_bytes(uint32_t M) {
+    return M * row_bytes;
+  }
+  DEVICE static void put(uint8_t* row, uint32_t lane) {
+    Eight<T> eight;
+    eight.load((const T*)row + 8 * lane);
+    __syncwarp();
+    put_row<T, Layout, SUMMED>(eight, row, 1, 0, lane);
   }
 };
 

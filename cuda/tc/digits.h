@@ -27,15 +27,15 @@ struct WholePairs : WholeFours { // the same, one of each 4 in turn
   }
 };
 
-// The digits of 256 numbers in shared memory: 3 columns, and past the first of
-// them the sums of every 32 as f16 pairs (columns.h) and what undoes the scale.
+// The digits of 256 numbers in shared memory: 3 columns, the sums of every 32
+// as f16 pairs (columns.h) and what undoes the scale.
 struct Digits {
   static constexpr uint32_t count = 3;
-  static constexpr uint32_t sums_at = 256;
-  static constexpr uint32_t inverse_at = 288;
-  // 64 more than a multiple of 128, so that two columns are on different banks.
-  static constexpr uint32_t column_bytes = 320;
-  static constexpr uint32_t row_bytes = count * column_bytes;
+  static constexpr uint32_t column_bytes = 256;
+  static constexpr uint32_t sums_at = count * column_bytes;
+  static constexpr uint32_t inverse_at = sums_at + 32;
+  // 64 more than a multiple of 128, so that two rows are on different banks.
+  static constexpr uint32_t row_bytes = 832;
   // Of a sum of whole numbers, to be an f16.
   static constexpr float sum_unit = 131072.0f;
 };
@@ -57,44 +57,41 @@ DEVICE uint32_t max2(uint32_t a, uint32_t b) {
   return out;
 }
 
-// A unit of a row of x on its way to its digits: a warp's task.
+// 256 numbers of a row of x, which lie where their digits will: a warp's task.
 template <typename T, typename Layout, bool SUMMED>
 struct WholeTask {
-  uint2 first, second;
-
-  DEVICE static uint32_t unit_bytes(uint32_t M) {
-    return M * Digits::row_bytes;
+  static constexpr uint32_t row_bytes = Digits::row_bytes;
+  DEVICE static constexpr uint32_t unit_bytes(uint32_t M) {
+    return M * row_bytes;
   }
-  // Weight 256 u + the lane's first is `at`.
-  DEVICE static uint32_t place(uint32_t lane) {
-    return 32 * (lane / 4) + Layout::first * (lane % 4);
-  }
-  DEVICE void zero() {
-    first = second = make_uint2(0, 0);
-  }
-  DEVICE void load(const T* x) {
-    first = *(const uint2*)x;
-    second = *(const uint2*)(x + Layout::apart);
-  }
-
-  DEVICE static void put(
-      const WholeTask& task,
-      uint8_t* unit,
-      uint32_t,
-      uint32_t m,
-      uint32_t lane) {
-    put_row(task.first, task.second, unit + m * Digits::row_bytes, lane);
-  }
+  struct Eight {
+    uint2 first, second;
+    DEVICE Eight(const uint8_t* row, uint32_t lane) {
+      const T* x = (const T*)row + 32 * (lane / 4) + Layout::first * (lane % 4);
+      first = *(const uint2*)x;
+      second = *(const uint2*)(x + Layout::apart);
+    }
+  };
   // A function, so that its code is there once.
-  __device__ __noinline__ static void put_row(
+  __device__ __noinline__ static void put(uint8_t* row, uint32_t lane) {
+    Eight eight(row, lane);
+    __syncwarp();
+    put_row(eight.first, eight.second, row, lane);
+  }
+  DEVICE static void put2(uint8_t* row, uint8_t* other, uint32_t lane) {
+    Eight eight(row, lane), others(other, lane);
+    __syncwarp();
+    put_row(eight.first, eight.second, row, lane);
+    put_row(others.first, others.second, other, lane);
+  }
+  DEVICE static void put_row(
       uint2 first, uint2 second, uint8_t* row, uint32_t lane) {
     uint32_t two[4] = {first.x, first.y, second.x, second.y};
     uint32_t largest = max2(
         max2(two[0] & 0x7fff7fff, two[1] & 0x7fff7fff),
         max2(two[2] & 0x7fff7fff, two[3] & 0x7fff7fff));
     largest = __reduce_max_sync(~0u, max(largest & 0xffff, largest >> 16));
-    uint32_t exponent =
-        __float_as_uint(widen(T{uint16_t(largest)})) >> 23;
+    uint32_t exponent = __float_as_uint(widen(T{uint16_t(largest)})) >> 23;
     uint32_t field = min(274 - exponent, 253u);
     float scale = as_float(field << 23);
     uint32_t inverse = (254 - field) << 23;
@@ -108,7 +105,7 @@ struct WholeTask {
     UNROLL
     for (int i = 0; i < 4; ++i) {
       float a, b;
-      Eight<T>::widen2(T{}, two[i], a, b);
+      ::Eight<T>::widen2(T{}, two[i], a, b);
       v[2 * i] = __float_as_uint(fmaf(a, scale, magic));
       v[2 * i + 1] = __float_as_uint(fmaf(b, scale, magic));
     }

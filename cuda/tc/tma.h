@@ -16,10 +16,11 @@ DEVICE void cluster_wait() {
 }
 
 DEVICE void barrier_init(uint32_t barrier) {
-  asm volatile(
-      "mbarrier.init.shared::cta.b64 [%0], 1;\n"
-      "fence.mbarrier_init.release.cluster;" ::"r"(barrier)
-      : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier)
+               : "memory");
+}
+DEVICE void barrier_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 // The one arrival, and how many bytes complete the phase.
 DEVICE void barrier_expect(uint32_t barrier, uint32_t bytes) {
@@ -37,26 +38,29 @@ DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
-// Writes to the same place in the shared memory of a cluster's block, and tells
-// the barrier there.
+// Writes 16 bytes to the same place in the shared memory of a cluster's block,
+// and tells the barrier there.
 DEVICE void put_remote(
-    uint32_t to, uint32_t barrier, uint32_t rank, float value) {
+    uint32_t to, uint32_t barrier, uint32_t rank, float4 value) {
   asm volatile(
       "{\n.reg .b32 there, told;\n"
       "mapa.shared::cluster.u32 there, %0, %2;\n"
       "mapa.shared::cluster.u32 told, %1, %2;\n"
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 "
-      "[there], %3, [told];\n}" ::"r"(to),
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
+      "[there], {%3, %4, %5, %6}, [told];\n}" ::"r"(to),
       "r"(barrier),
       "r"(rank),
-      "r"(__float_as_uint(value))
+      "r"(__float_as_uint(value.x)),
+      "r"(__float_as_uint(value.y)),
+      "r"(__float_as_uint(value.z)),
+      "r"(__float_as_uint(value.w))
       : "memory");
 }
 
 // A warp's ring of COPY units of 16 rows. A copy starts at 16 bytes and takes
-// rows whose distance is a multiple of that, every INTERLEAVE-th row: so that 8
-// rows take as many copies, each with up to 14 bytes before its data, and lie
-// in that order. Copies go to multiples of 128 bytes.
+// rows whose distance is a multiple of that: all 16, or every INTERLEAVE-th of
+// 8, so that these take as many copies, each with up to 14 bytes before its
+// data, and lie in that order. Copies go to multiples of 128 bytes.
 template <typename F, int COPY, int INTERLEAVE>
 struct TmaRing {
   static constexpr uint32_t size = COPY * F::bytes;
@@ -69,10 +73,12 @@ struct TmaRing {
   static constexpr uint32_t stride =
       16 * (F::align == 16 && before == 0 ? pieces : pieces | 1);
   static constexpr uint32_t in_copy = 8 / INTERLEAVE;
+  static constexpr int copies = INTERLEAVE == 1 ? 1 : 2 * INTERLEAVE;
   static constexpr uint32_t copy_bytes = in_copy * stride;
-  static constexpr uint32_t slot_bytes = copy_bytes + 127 & ~127u;
+  static constexpr uint32_t slot_bytes =
+      INTERLEAVE == 1 ? copy_bytes : copy_bytes + 127 & ~127u;
   static constexpr uint32_t eight_bytes = INTERLEAVE * slot_bytes;
-  static constexpr uint32_t stage_bytes = 2 * eight_bytes;
+  static constexpr uint32_t stage_bytes = 2 * eight_bytes + 127 & ~127u;
 
   uint8_t* base;
   uint32_t barriers;
@@ -95,9 +101,11 @@ struct TmaRing {
         stages(stages),
         lane(lane),
         row_bytes(row_bytes) {
+    // Before anything is loaded: the fence waits for that.
     if (lane < stages) {
       barrier_init(barriers + 8 * lane);
     }
+    barrier_fence();
     __syncwarp();
   }
 
@@ -112,14 +120,14 @@ struct TmaRing {
   }
 
   // The engine writes zeros past the matrix.
-  DEVICE void
-  fill(const TensorMap& w, uint32_t unit, uint32_t row, uint32_t matrix) {
+  DEVICE void fill(
+      const TensorMap& w, uint32_t unit, uint32_t row, uint32_t matrix) {
     if (lane == 0) {
       uint32_t barrier = barriers + 8 * put;
       uint32_t to = shared_address(base) + put * stage_bytes;
       barrier_expect(barrier, 2 * INTERLEAVE * copy_bytes);
       UNROLL
-      for (int i = 0; i < 2 * INTERLEAVE; ++i) {
+      for (int i = 0; i < copies; ++i) {
         uint32_t from = i % INTERLEAVE * row_bytes + unit * F::bytes;
         asm volatile(
             "cp.async.bulk.tensor.3d.shared::cluster.global.tile"

@@ -8,39 +8,39 @@
 // a3; b1). B is signed, A as KIND says.
 struct Unsigned {};
 struct Signed {};
-#define WHOLE_MMA(KIND, TYPE)                                                \
-  DEVICE void mma(                                                           \
-      KIND,                                                                  \
-      int(&d)[4],                                                            \
-      uint32_t a0,                                                           \
-      uint32_t a1,                                                           \
-      uint32_t a2,                                                           \
-      uint32_t a3,                                                           \
-      uint32_t b0,                                                           \
-      uint32_t b1,                                                           \
-      const int(&c)[4]) {                                                    \
-    asm("mma.sync.aligned.m16n8k32.row.col.s32." TYPE                        \
-        ".s8.s32 {%0, %1, %2, %3}, "                                         \
-        "{%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"                  \
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])                     \
-        : "r"(a0),                                                           \
-          "r"(a1),                                                           \
-          "r"(a2),                                                           \
-          "r"(a3),                                                           \
-          "r"(b0),                                                           \
-          "r"(b1),                                                           \
-          "r"(c[0]),                                                         \
-          "r"(c[1]),                                                         \
-          "r"(c[2]),                                                         \
-          "r"(c[3]));                                                        \
+#define WHOLE_MMA(KIND, TYPE)                               \
+  DEVICE void mma(                                          \
+      KIND,                                                 \
+      int (&d)[4],                                          \
+      uint32_t a0,                                          \
+      uint32_t a1,                                          \
+      uint32_t a2,                                          \
+      uint32_t a3,                                          \
+      uint32_t b0,                                          \
+      uint32_t b1,                                          \
+      const int (&c)[4]) {                                  \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." TYPE       \
+        ".s8.s32 {%0, %1, %2, %3}, "                        \
+        "{%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};" \
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])    \
+        : "r"(a0),                                          \
+          "r"(a1),                                          \
+          "r"(a2),                                          \
+          "r"(a3),                                          \
+          "r"(b0),                                          \
+          "r"(b1),                                          \
+          "r"(c[0]),                                        \
+          "r"(c[1]),                                        \
+          "r"(c[2]),                                        \
+          "r"(c[3]));                                       \
   }
 WHOLE_MMA(Unsigned, "u8")
 WHOLE_MMA(Signed, "s8")
 #undef WHOLE_MMA
 
 // The same for a depth of 16.
-DEVICE void
-mma_half(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const int (&c)[4]) {
+DEVICE void mma_half(
+    int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const int (&c)[4]) {
   asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, "
       "{%4, %5}, {%6}, {%7, %8, %9, %10};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])

@@ -5,7 +5,6 @@
 
 template <>
 struct WholeUnit<TcQ8_0> {
-  static constexpr bool exists = true;
   typedef WholeEights Layout;
 
   template <int TILES>
@@ -60,7 +59,6 @@ struct WholeUnit<TcQ8_0> {
 
 template <>
 struct WholeUnit<TcIQ4_XS> {
-  static constexpr bool exists = true;
   typedef WholePairs Layout;
 
   // A nibble of a selector takes the byte that its 3 low bits say, or with its
@@ -78,8 +76,7 @@ struct WholeUnit<TcIQ4_XS> {
     // 8 codes' values, to be added up, low and high nibbles in turn.
     DEVICE void look_up(uint32_t w, uint2& first, uint2& second) const {
       uint32_t flipped = w ^ 0x88888888;
-      first = make_uint2(
-          permute(v[0], v[1], w), permute(v[0], v[1], w >> 16));
+      first = make_uint2(permute(v[0], v[1], w), permute(v[0], v[1], w >> 16));
       second = make_uint2(
           permute(v[2], v[3], flipped), permute(v[2], v[3], flipped >> 16));
     }

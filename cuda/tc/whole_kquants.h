@@ -5,15 +5,11 @@
 #include "q45_k.h"
 #include "whole.h"
 
-// Of the types that have one.
 template <typename F>
-struct WholeUnit {
-  static constexpr bool exists = false;
-};
+struct WholeUnit;
 
 template <>
 struct WholeUnit<TcQ4_K> {
-  static constexpr bool exists = true;
   typedef WholeEights Layout;
 
   template <int TILES>
@@ -66,7 +62,6 @@ struct WholeUnit<TcQ4_K> {
 
 template <>
 struct WholeUnit<TcQ5_K> {
-  static constexpr bool exists = true;
   typedef WholeEights Layout;
 
   // Fifth bits of groups k and k + 4, in bits 0 and 4 of every byte.
@@ -125,7 +120,6 @@ struct WholeUnit<TcQ5_K> {
 // Bytes are 4 (code - 32).
 template <>
 struct WholeUnit<TcQ6_K> {
-  static constexpr bool exists = true;
   typedef WholeFours Layout;
 
   // Of planes 0 to 3 that share two words of ql and one of qh. What the upper
