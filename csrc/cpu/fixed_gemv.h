@@ -3,8 +3,6 @@
 // summed exactly, and floats in the same order for any number of rows.
 #pragma once
 
-#include <new>
-
 #include "cpu/fixed_products.h"
 #ifdef __AVX512VNNI__
 #include "cpu/fixed_planes.h"
@@ -233,33 +231,23 @@ __attribute__((noinline)) void add_blocks(
   to = sums;
 }
 
+// A single row of x lies in planes where it can.
 template <typename Type, int R, int C, int first>
 auto adder(Way way) {
   if constexpr (in_planes<Type> && C == 1) {
-    switch (way) {
-      case Way::planes2:
-        return add_blocks<Type, R, C, Way::planes2, first>;
-      case Way::planes3:
-        return add_blocks<Type, R, C, Way::planes3, first>;
-      case Way::planes4:
-        return add_blocks<Type, R, C, Way::planes4, first>;
-      default:
-        break;
-    }
+    return way == Way::planes2   ? add_blocks<Type, R, C, Way::planes2, first>
+           : way == Way::planes3 ? add_blocks<Type, R, C, Way::planes3, first>
+                                 : add_blocks<Type, R, C, Way::planes4, first>;
+  } else {
+    return is_fine(way) ? add_blocks<Type, R, C, Way::fine_words, first>
+                        : add_blocks<Type, R, C, Way::words, first>;
   }
-  return is_fine(way) ? add_blocks<Type, R, C, Way::fine_words, first>
-                      : add_blocks<Type, R, C, Way::words, first>;
 }
 
-// R rows of weights, `stride` bytes apart, by C rows of x. Memory is read
-// faster in several places at a time than in one.
+// R rows of weights by C rows of x.
 template <typename Type, int R, int C>
 void gemv_rows(
-    const uint8_t* w,
-    int64_t stride,
-    int64_t K,
-    const FixedRow* x,
-    float (&y)[R][C]) {
+    const uint8_t* const* w, int64_t K, const FixedRow* x, float (&y)[R][C]) {
   Sums<Type, R, C> sums;
   const uint8_t* b[R];
   int64_t n = x[0].n, full = K / 256;
@@ -269,14 +257,14 @@ void gemv_rows(
       ++end;
     }
     for (int r = 0; r < R; ++r) {
-      b[r] = w + r * stride + at * super_bytes<Type>;
+      b[r] = w[r] + at * super_bytes<Type>;
     }
     adder<Type, R, C, 0>(way)(b, x, at, end, sums);
   }
   if (full < n) {
     alignas(64) uint8_t padded[R][super_bytes<Type>];
     for (int r = 0; r < R; ++r) {
-      b[r] = last_block<Type>(w + r * stride, K, padded[r]);
+      b[r] = last_block<Type>(w[r], K, padded[r]);
     }
     // x may be in its second half alone.
     constexpr int half = Codes<Type>::whole_scales ? 0 : 2;
@@ -291,8 +279,9 @@ void gemv_rows(
   }
 }
 
-// y[c][r] for n rows of weights by C rows of x: R places of the rows at a time,
-// and what is left one by one.
+// y[c][i] for n rows of weights by C rows of x, R rows of weights at a time
+// from as many parts of them: memory is read faster in several places than in
+// one. Where that does not come out even, the last row is computed again.
 template <typename Type, int R, int C>
 void gemv_columns(
     const uint8_t* w,
@@ -303,24 +292,26 @@ void gemv_columns(
     float* y,
     int64_t y_stride) {
   int64_t each = n / R;
-  for (int64_t i = 0; i < each; ++i) {
-    float to[R][C];
-    gemv_rows<Type, R, C>(w + i * row_bytes, each * row_bytes, K, x, to);
-    MLX_GGUF_UNROLL
+  auto run = [&](int64_t first, int64_t stride) {
+    int64_t at[R];
+    const uint8_t* rows[R];
     for (int r = 0; r < R; ++r) {
-      MLX_GGUF_UNROLL
+      at[r] = first + r * stride < n ? first + r * stride : n - 1;
+      rows[r] = w + at[r] * row_bytes;
+    }
+    float to[R][C];
+    gemv_rows<Type, R, C>(rows, K, x, to);
+    for (int r = 0; r < R; ++r) {
       for (int c = 0; c < C; ++c) {
-        y[c * y_stride + r * each + i] = to[r][c];
+        y[c * y_stride + at[r]] = to[r][c];
       }
     }
+  };
+  for (int64_t i = 0; i < each; ++i) {
+    run(i, each);
   }
-  for (int64_t i = each * R; i < n; ++i) {
-    float to[1][C];
-    gemv_rows<Type, 1, C>(w + i * row_bytes, 0, K, x, to);
-    MLX_GGUF_UNROLL
-    for (int c = 0; c < C; ++c) {
-      y[c * y_stride + i] = to[0][c];
-    }
+  if (each * R < n) {
+    run(each * R, 1);
   }
 }
 
@@ -336,18 +327,28 @@ void gemv(
     int64_t M,
     float* y,
     int64_t y_stride) {
-  alignas(FixedRow) std::byte memory[max_fixed_rows][sizeof(FixedRow)];
-  auto rows = reinterpret_cast<FixedRow*>(memory);
-  for (int64_t m = 0; m < M; ++m) {
-    new (rows + m) FixedRow(x[m], K);
-  }
   for (int64_t m = 0; m < M;) {
-    int64_t count = M - m >= 4 ? 4 : M - m >= 2 ? 2 : 1;
-    auto run = count == 4   ? gemv_columns<Type, 2, 4>
-               : count == 2 ? gemv_columns<Type, 2, 2>
-                            : gemv_columns<Type, 4, 1>;
-    run(w, row_bytes, n, K, rows + m, y + m * y_stride, y_stride);
-    m += count;
+    auto row = [&](int64_t i) { return FixedRow(x[m + i], K); };
+    float* to = y + m * y_stride;
+    int64_t left = M - m;
+    if (left >= 4) {
+      const FixedRow rows[] = {row(0), row(1), row(2), row(3)};
+      gemv_columns<Type, 2, 4>(w, row_bytes, n, K, rows, to, y_stride);
+      m += 4;
+    } else if (left >= 2) {
+      const FixedRow rows[] = {row(0), row(1)};
+      gemv_columns<Type, 2, 2>(w, row_bytes, n, K, rows, to, y_stride);
+      m += 2;
+    } else if (
+        const FixedRow last = row(0);
+        !in_planes<Type> || planes_of(last.way[0])) {
+      gemv_columns<Type, 4, 1>(w, row_bytes, n, K, &last, to, y_stride);
+      m += 1;
+    } else { // in words, of which one row has no kernel of its own
+      const FixedRow twice[] = {last, last};
+      gemv_columns<Type, 2, 2>(w, row_bytes, n, K, twice, to, 0);
+      m += 1;
+    }
   }
 }
 
