@@ -14,7 +14,7 @@ Vec splat(float f) {
   return Vec{f, f, f, f, f, f, f, f, f, f, f, f, f, f, f, f};
 }
 
-// e^x for x <= 0, to less than 2e-7 of it; 0 where that is below 2^-126.
+// e^x for x up to 87, to less than 2e-7 of it; 0 where that is below 2^-126.
 Vec exponential(Vec x) {
   const Vec least = splat(-87.0f), to_integer = splat(0x1.8p23f);
   Vec held = x < least ? least : x;

@@ -41,7 +41,7 @@ constexpr Way way_with(int low_bits, bool in_planes) {
 struct FixedRow {
   int64_t n;     // blocks
   int16_t* high; // [n][256], or [n][2][256] bytes
-  int16_t* low;  // the same; zeros where not fine
+  int16_t* low;  // the same; zeros in words that are not fine
   float* sums16; // [n][16]: of x, as rounded, over 16 consecutive values
   float* sums32; // [n][8], and some zeros: over 32
   float* scales; // [n]
@@ -163,11 +163,15 @@ inline void fix_block(
   for (int g = 0; g < 8; ++g) {
     out.sums32[8 * b + g] = sums[2 * g] + sums[2 * g + 1];
   }
+  // Words of a row that is not fine may meet weights beside one that is.
+  bool has_low = out.way[b] != Way::planes2;
   const uint8_t* order = type.order;
   for (int half = 0; half < 2 && type.bias; ++half) {
     int32_t* starts = out.starts + 64 * b + 32 * half;
     find_starts(high, order + 8 * half, type.bias, starts);
-    find_starts(low, order + 8 * half, type.bias, starts + 16);
+    if (has_low) {
+      find_starts(low, order + 8 * half, type.bias, starts + 16);
+    }
   }
   for (int i = 0; i < 16; ++i) {
     auto store = [&](const int16_t* from, int16_t* to) {
@@ -180,7 +184,9 @@ inline void fix_block(
       }
     };
     store(high, out.high);
-    store(low, out.low);
+    if (has_low) {
+      store(low, out.low);
+    }
   }
   out.scales[b] = down;
 }

@@ -54,9 +54,9 @@ template <typename Type>
 constexpr bool in_planes = [] {
   using T = Codes<Type>;
   if constexpr (T::whole_scales) {
-    return planes && !T::signed_codes && 4 * 128 * T::largest_code <= 32767;
+    return has_planes && !T::signed_codes && 4 * 128 * T::largest_code <= 32767;
   } else {
-    return planes && !T::signed_codes;
+    return has_planes && !T::signed_codes;
   }
 }();
 

@@ -7,7 +7,7 @@ namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
 
 // Of x in fixed point. Two bytes with a sign hold 127 * 256 + 127.
-constexpr int largest_word = planes ? 32639 : 32767;
+constexpr int largest_word = has_planes ? 32639 : 32767;
 
 // 16 words to the place-th quarter of 64.
 inline void store_run(const int16_t* from, int16_t* to, int place) {

@@ -17,9 +17,9 @@ namespace {
 // Whether a row of x that meets its weights alone lies in planes of bytes, for
 // products of bytes that sum four.
 #ifdef __AVX512VNNI__
-constexpr bool planes = true;
+constexpr bool has_planes = true;
 #else
-constexpr bool planes = false;
+constexpr bool has_planes = false;
 #endif
 
 // 32 that hold 64 bytes each.
