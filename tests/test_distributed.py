@@ -12,7 +12,7 @@ from mlx.nn.layers.distributed import shard_inplace, shard_linear
 from mlx.utils import tree_flatten
 
 import mlx_gguf as gg
-import ring
+import ranks as processes
 from attacks import gguf_bytes as gb
 from blocks import TYPES, random_blocks
 from reference import hybrid, models, variants
@@ -151,11 +151,19 @@ def test_a_share_is_not_trained():
 # Ranks as processes
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+two_gpus = pytest.mark.skipif(
+    not mx.distributed.is_available("nccl") or mx.device_count(mx.gpu) < 2,
+    reason="no two GPUs and MLX with NCCL",
+)
+
+
+@pytest.mark.parametrize(
+    ("backend", "ranks"), [("ring", 2), ("ring", 4), pytest.param("nccl", 2, marks=two_gpus)]
+)
 @pytest.mark.parametrize("task", ["layers", "experts"])
-def test_ranks_equal_one(task, ranks, tmp_path):
-    expected = ring.one_rank(task, tmp_path)
-    for out in ring.run(task, ranks, tmp_path):
+def test_ranks_equal_one(task, backend, ranks, tmp_path):
+    expected = processes.one_rank(task, tmp_path)
+    for out in processes.run(task, ranks, tmp_path, backend):
         assert out.keys() == expected.keys()
         for name, y in out.items():
             assert close(y, expected[name], 2e-2 if name.endswith("half") else 2e-6), name
@@ -183,14 +191,21 @@ TWO = "llama qwen2 qwen3 qwen3moe qwen35 qwen35moe qwen35moe-r3 qwen3next"
 FOUR = "qwen3 qwen35moe"
 
 
-@pytest.mark.parametrize(("ranks", "names"), [(2, TWO.split()), (4, FOUR.split())])
-def test_models_by_their_own_shard(ranks, names, tmp_path):
+@pytest.mark.parametrize(
+    ("backend", "ranks", "names"),
+    [
+        ("ring", 2, TWO.split()),
+        ("ring", 4, FOUR.split()),
+        pytest.param("nccl", 2, TWO.split(), marks=two_gpus),
+    ],
+)
+def test_models_by_their_own_shard(backend, ranks, names, tmp_path):
     for name in names:
         source = next(m for m in (models, variants, hybrid) if name in m.MODELS)
         write_model(source, name, tmp_path / f"{name}.gguf")
-    expected = ring.one_rank("models", tmp_path)
+    expected = processes.one_rank("models", tmp_path)
     assert len(expected) == 2 * len(names)
-    for out in ring.run("models", ranks, tmp_path):
+    for out in processes.run("models", ranks, tmp_path, backend):
         wrong = [name for name, y in out.items() if not close(y, expected[name], 2e-5)]
         assert not wrong
 
@@ -205,6 +220,6 @@ def test_a_rank_holds_its_share_alone(tmp_path):
     with open(tmp_path / "big.gguf", "wb") as out:
         out.write(head)
         out.truncate(len(head) + 128 * MIB)
-    for shares in ring.run("memory", 4, tmp_path):
+    for shares in processes.run("memory", 4, tmp_path):
         assert 15 * MIB < shares["mapped"] < 24 * MIB
         assert 15 * MIB < shares["copied"] < 24 * MIB

@@ -12,7 +12,7 @@ import pytest
 
 import mlx_gguf as gg
 from cli_support import GEMMA_IDS, PROMPT, text_of
-from ring import free_ports
+from ranks import free_ports
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -1,4 +1,4 @@
-"""Ranks of MLX's ring backend on this machine's loopback, as processes.
+"""Ranks on this machine, as processes: on the CPU by MLX's ring backend, on GPUs through NCCL.
 
 `run(task, ranks, folder)` starts them; each calls the function `task` below with the group and
 the folder and leaves what it returns in `folder/{rank}.npz`.
@@ -25,24 +25,23 @@ K, N = 2048, 24  # four ranks share K in whole super-blocks, and N
 PROMPT = [3, 7, 11, 5, 2]
 
 
-def run(task: str, ranks: int, folder: Path, timeout: float = 120) -> list[dict[str, np.ndarray]]:
+def run(
+    task: str, ranks: int, folder: Path, backend: str = "ring", timeout: float = 120
+) -> list[dict[str, np.ndarray]]:
     """What every rank returned."""
-    hosts = folder / "hosts.json"
-    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(ranks)]))
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
-        "MLX_HOSTFILE": str(hosts),
         "PYTHONPATH": os.pathsep.join(paths),
         "MLX_GGUF_NUM_THREADS": "1",
     }
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "ring", task, str(folder)],
-            env=environment | {"MLX_RANK": str(rank)},
+            [sys.executable, "-m", "ranks", task, str(folder), backend],
+            env=environment | place,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(ranks)
+        for place in PLACES[backend](ranks, folder)
     ]
     try:
         errors = [process.communicate(timeout=timeout)[1] for process in started]
@@ -51,6 +50,26 @@ def run(task: str, ranks: int, folder: Path, timeout: float = 120) -> list[dict[
             process.kill()
     assert all(process.returncode == 0 for process in started), "\n".join(errors)
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(ranks)]
+
+
+def ring_places(ranks: int, folder: Path) -> list[dict[str, str]]:
+    """What tells each rank which it is, and where the others are."""
+    hosts = folder / "hosts.json"
+    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(ranks)]))
+    return [{"MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)} for rank in range(ranks)]
+
+
+def nccl_places(ranks: int, folder: Path) -> list[dict[str, str]]:
+    """The same for ranks with a GPU each."""
+    first = {"NCCL_HOST_IP": "127.0.0.1", "NCCL_PORT": str(free_ports(1)[0])}
+    return [
+        first
+        | {"MLX_WORLD_SIZE": str(ranks), "MLX_RANK": str(rank), "CUDA_VISIBLE_DEVICES": str(rank)}
+        for rank in range(ranks)
+    ]
+
+
+PLACES = {"ring": ring_places, "nccl": nccl_places}
 
 
 def free_ports(count: int) -> list[int]:
@@ -158,12 +177,12 @@ def memory(group, folder):
 TASKS = {task.__name__: task for task in (layers, experts, models, memory)}
 
 
-def main(task: str, folder: str) -> None:
-    group = mx.distributed.init(backend="ring", strict=True)
+def main(task: str, folder: str, backend: str) -> None:
+    mx.set_default_device(mx.gpu if backend == "nccl" else mx.cpu)
+    group = mx.distributed.init(backend=backend, strict=True)
     out = numpy(TASKS[task](group, folder))
     np.savez(Path(folder) / f"{group.rank()}.npz", **out)
 
 
 if __name__ == "__main__":
-    mx.set_default_device(mx.cpu)
     main(*sys.argv[1:])
