@@ -62,12 +62,13 @@ fuzz: $(VENV)/.build
 sanitize: $(VENV)/.test
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHON=$(CURDIR)/$(BIN)/python tests/sanitize/run.sh $(PYTEST)
 
-# A wheel as pip makes it for a user, installed alone and used once.
-wheel:
+# A wheel, installed alone and used once. It is made without build isolation, so that
+# nothing is compiled twice; pip checks that what pyproject.toml requires is there.
+wheel: $(VENV)/.demo
 	rm -rf build/wheel $(VENV)-wheel
+	$(BIN)/pip wheel -q --no-deps --no-build-isolation --check-build-dependencies -w build/wheel .
 	$(PYTHON) -m venv $(VENV)-wheel
 	$(VENV)-wheel/bin/pip install -q -U pip
-	$(VENV)-wheel/bin/pip wheel -q --no-deps -w build/wheel .
 	$(VENV)-wheel/bin/pip install -q "$$(echo build/wheel/*.whl)$(if $(BACKEND),[$(BACKEND)])"
 	cd build/wheel && $(CURDIR)/$(VENV)-wheel/bin/python $(CURDIR)/tests/check_wheel.py *.whl
 

@@ -5,8 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "formats.h"
-
 namespace mlx_gguf::cpu {
 
 // f32 rows of x are padded with zeros to a multiple of this.
