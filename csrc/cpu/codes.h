@@ -9,11 +9,13 @@
 //   scales(b)          of every `group` weights: bytes, in all quarters, where
 //                      whole_scales, else floats; `shared` times 64 codes in a
 //                      row have them in common
+//   whole(b)           the former, also of a type whose gemv takes the latter,
+//                      where has_whole
 //   mins(b)            where has_mins, likewise but bytes that do not repeat
 // and where byte_products, their products with scales are bytes too:
 //   products(b)        a table of them for each quarter
 //   scaled<c>(b, of)   the c-th 64, from that table
-// and where whole_scales, factors_at: of two f16 numbers that lie there the one
+// and where has_whole, factors_at: of two f16 numbers that lie there the one
 // that scales are to be multiplied by, and the factor of mins, are d_place and
 // 1 - d_place.
 #pragma once
@@ -26,6 +28,7 @@ namespace {
 
 struct CodesDefaults {
   static constexpr bool whole_scales = false;
+  static constexpr bool has_whole = false;
   static constexpr bool signed_codes = false;
   static constexpr bool signed_scales = false;
   static constexpr bool has_mins = false;
@@ -185,6 +188,7 @@ struct Codes<MXFP4> : TableBlocks<MXFP4, 1, TableCodes<e2m1_doubled, 12>> {
 
 struct WholeScales : CodesDefaults {
   static constexpr bool whole_scales = true;
+  static constexpr bool has_whole = true;
 };
 
 // Eight numbers below 64, less 32, as signed bytes.
@@ -374,12 +378,21 @@ struct Codes<IQ4_XS> : CodesDefaults {
     Bytes q = load64(b + 8 + c / 2 * 64);
     return Iq4Codes::look_up(c % 2 ? high_nibbles(q) : low_nibbles(q));
   }
-  static HalfFloats scales(const uint8_t* b) {
+  static constexpr bool has_whole = true;
+  static constexpr int factors_at = 0, d_place = 0;
+  static uint64_t eight(const uint8_t* b) {
     // Four low bits in nibbles, two high ones in pairs.
     uint64_t low = spread<4>(read<uint32_t>(b + 4));
     uint64_t high = spread<2>(read<uint16_t>(b + 2));
-    Quarter whole = first_eighth(less_32(low | high << 4));
-    return multiply(floats_of_eight(whole), eight_of_half(read<uint16_t>(b)));
+    return less_32(low | high << 4);
+  }
+  static Bytes whole(const uint8_t* b) {
+    return all_eighths(eight(b));
+  }
+  static HalfFloats scales(const uint8_t* b) {
+    return multiply(
+        floats_of_eight(first_eighth(eight(b))),
+        eight_of_half(read<uint16_t>(b)));
   }
 };
 

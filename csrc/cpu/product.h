@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/kernels.h"
+#include "formats.h"
 
 namespace mlx_gguf::cpu {
 

@@ -32,5 +32,10 @@ inline Ints dot(Ints sum, const Split& a, const int16_t* x) {
   return dot(sum, a.odd, load64(x + 32));
 }
 
+// Adds the squares of words to some of the lanes.
+inline Ints add_squares(Ints sum, Words a) {
+  return dot(sum, a, a);
+}
+
 } // namespace
 } // namespace mlx_gguf::cpu::MLX_GGUF_ISA

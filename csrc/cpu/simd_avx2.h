@@ -78,6 +78,10 @@ inline Words add_words(Words a, Words b) {
   return {_mm256_add_epi16(a.low, b.low), _mm256_add_epi16(a.high, b.high)};
 }
 
+inline Words multiply_words(Words a, Words b) {
+  return {_mm256_mullo_epi16(a.low, b.low), _mm256_mullo_epi16(a.high, b.high)};
+}
+
 template <int low, int high>
 Words shift_right_halves(Words a) {
   return {

@@ -72,6 +72,10 @@ inline Words add_words(Words a, Words b) {
   return _mm512_add_epi16(a, b);
 }
 
+inline Words multiply_words(Words a, Words b) {
+  return _mm512_mullo_epi16(a, b);
+}
+
 // Words shifted by a constant: right with zeros, right with the sign, left.
 template <int n>
 Words shift_right(Words a) {

@@ -167,6 +167,20 @@ inline Words add_words(Words a, Words b) {
       [&](int i) { return bytes(vaddq_u16(u16(a.at[i]), u16(b.at[i]))); });
 }
 
+inline Words multiply_words(Words a, Words b) {
+  return each(
+      [&](int i) { return bytes(vmulq_u16(u16(a.at[i]), u16(b.at[i]))); });
+}
+
+// Adds the squares of words to some of the lanes.
+inline Ints add_squares(Ints sum, Words a) {
+  return each([&](int i) {
+    int16x8_t w = s16(a.at[i]);
+    int32x4_t s = vmlal_s16(s32(sum.at[i]), vget_low_s16(w), vget_low_s16(w));
+    return bytes(vmlal_high_s16(s, w, w));
+  });
+}
+
 // Words shifted by a constant: right with zeros, right with the sign, left.
 template <int n>
 Quarter shift_right(Quarter a) {
