@@ -80,3 +80,19 @@ def test_the_largest_sums_do_not_overflow(qtype, dtype, most):
             y = unrounded(mx.array(X[:M].astype(np.float32)).astype(dtype), mx.array(raw), qtype)
             # Finer than any lost carry, coarser than two roundings to bf16.
             assert (np.abs(y - expected[:M]) <= 8e-6 * terms[:M]).all(), f"M={M}"
+
+
+@typed
+@in_dtypes
+def test_a_row_beside_larger_sums_keeps_its_result(qtype, dtype):
+    """Flat rows have sums beyond 32 bits where others have not; they share a tile."""
+    rng = np.random.default_rng(4)
+    raw = mx.array(random_blocks(qtype, 12, 1024, rng, extreme=False))
+    X = rng.standard_normal((32, 1024))
+    flat = np.concatenate([X[:16], np.ones((16, 1024))])
+    y, beside = (
+        gg.quantized_matmul(mx.array(rows.astype(np.float32)).astype(dtype), raw, qtype)
+        for rows in (X, np.concatenate([flat[::2], flat[1::2]]))
+    )
+    assert mx.array_equal(y[:16:2], beside[:8])
+    assert mx.array_equal(y[1:16:2], beside[16:24])

@@ -10,7 +10,9 @@
 //                      whole_scales, else floats; `shared` times 64 codes in a
 //                      row have them in common
 //   whole(b)           the former, also of a type whose gemv takes the latter,
-//                      where has_whole
+//                      where has_whole. gemm sums products of `run` times 16
+//                      weights in whole numbers: those of one scale, or as many
+//                      as seldom exceed 2^31
 //   mins(b)            where has_mins, likewise but bytes that do not repeat
 // and where byte_products, their products with scales are bytes too:
 //   products(b)        a table of them for each quarter
@@ -37,6 +39,7 @@ struct CodesDefaults {
   static constexpr int group = 32;
   static constexpr int bias = 0;
   static constexpr int shared = 1;
+  static constexpr int run = 2;
   static constexpr bool byte_products = false;
 };
 
@@ -189,6 +192,7 @@ struct Codes<MXFP4> : TableBlocks<MXFP4, 1, TableCodes<e2m1_doubled, 12>> {
 struct WholeScales : CodesDefaults {
   static constexpr bool whole_scales = true;
   static constexpr bool has_whole = true;
+  static constexpr int run = 16;
 };
 
 // Eight numbers below 64, less 32, as signed bytes.
@@ -256,6 +260,7 @@ struct Codes<Q4_K> : NibblesWithMins<Q4_K> {
 
 template <>
 struct Codes<Q5_K> : NibblesWithMins<Q5_K> {
+  static constexpr int run = 8;
   static constexpr int largest_code = 31, largest_scale = 63;
   template <int c>
   static Bytes codes(const uint8_t* b) {
@@ -272,6 +277,7 @@ struct Codes<Q6_K> : WholeScales {
   static constexpr int group = 16;
   static constexpr int bias = 32;
   static constexpr int largest_code = 63, largest_scale = 128;
+  static constexpr int run = 4;
   static constexpr bool signed_scales = true;
   static constexpr int factors_at = 206, d_place = 1;
   static constexpr int chunk(int c, int i) {
@@ -379,6 +385,7 @@ struct Codes<IQ4_XS> : CodesDefaults {
     return Iq4Codes::look_up(c % 2 ? high_nibbles(q) : low_nibbles(q));
   }
   static constexpr bool has_whole = true;
+  static constexpr int run = 4;
   static constexpr int factors_at = 0, d_place = 0;
   static uint64_t eight(const uint8_t* b) {
     // Four low bits in nibbles, two high ones in pairs.

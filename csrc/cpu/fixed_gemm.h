@@ -1,10 +1,11 @@
 // Products of many rows of x, 16 to a vector: a tile of weights is turned into
 // words once and meets every row. Whole numbers are summed exactly: over the
 // weights that share a scale, or, where scales are whole and multiply the words
-// themselves, over as many as 32 bits hold.
+// themselves, over Codes::run times 16.
 #pragma once
 
 #include "cpu/fixed_gemv.h"
+#include "cpu/fixed_pack.h"
 
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
@@ -18,103 +19,14 @@ constexpr int gemm_vectors = 1, gemm_rows = 6;
 constexpr int gemm_vectors = 1, gemm_rows = 2;
 #endif
 
-// A block of 256 values of 16 rows of x: pairs of words by row.
-struct alignas(64) PackedBlock {
-  int32_t high[128][16];
-  int32_t low[128][16];
-  float sums[16][16]; // over a group, in units of the scale
-  float scales[16];
-  int32_t fine; // low is in use
-  // At most, of any row's words, of `2 << i` times 16 that are neighbours.
-  float squares[3];
-};
-
-// The low words of a block that has none, beside one that has.
-alignas(64) const int32_t no_low[128][16] = {};
-
 // A super-block of gemm_rows rows of w, biases taken off. Words times scales
 // that are whole have one factor, the first of `scales`.
 struct alignas(64) WeightTile {
   int16_t words[gemm_rows][256];
   float scales[gemm_rows][16];
   float mins[gemm_rows][16];
-  float squares; // of any row's first or last 128 such words, at most
+  float squares; // of such words whose products are summed together, at most
 };
-
-int64_t packed_bytes(int64_t K) {
-  return (K + 255) / 256 * static_cast<int64_t>(sizeof(PackedBlock));
-}
-
-// Raises squares[i] to the sum of squares of any `2 << i` times 16 words of a
-// block.
-void raise(float (&squares)[3], const int16_t* words) {
-  uint32_t sums[16];
-  for (int i = 0; i < 16; ++i) {
-    const int16_t* even = words + i / 4 * 64 + i % 4 * 8;
-    uint32_t sum = 0;
-    for (int j = 0; j < 8; ++j) {
-      int32_t a = even[j], b = even[32 + j];
-      sum += static_cast<uint32_t>(a * a) / 32 + 1;
-      sum += static_cast<uint32_t>(b * b) / 32 + 1;
-    }
-    sums[i] = sum;
-  }
-  for (int level = 0, n = 8; level < 3; ++level, n /= 2) {
-    for (int i = 0; i < n; ++i) {
-      sums[i] = sums[2 * i] + sums[2 * i + 1];
-      float most = 32.0f * static_cast<float>(sums[i]);
-      squares[level] = most > squares[level] ? most : squares[level];
-    }
-  }
-}
-
-// Rows of x, at most 16, nullptr for none, as PackedBlocks.
-void pack(const void* const* rows, int64_t K, bool groups_of_32, void* out) {
-  auto blocks = static_cast<PackedBlock*>(out);
-  for (int64_t b = 0; b < (K + 255) / 256; ++b) {
-    blocks[b].fine = 0;
-    std::memset(blocks[b].squares, 0, sizeof(blocks[b].squares));
-  }
-  for (int r = 0; r < 16; ++r) {
-    for (int64_t b = 0; b < (K + 255) / 256; ++b) {
-      PackedBlock& to = blocks[b];
-      if (!rows[r]) {
-        for (int p = 0; p < 128; ++p) {
-          to.high[p][r] = to.low[p][r] = 0;
-        }
-        for (auto& sums : to.sums) {
-          sums[r] = 0;
-        }
-        to.scales[r] = 0;
-        continue;
-      }
-      FixedRow x(rows[r], K);
-      auto pair = [&](const int16_t* words, int p) {
-        return pair_at(words + 256 * b, p);
-      };
-      for (int p = 0; p < 128; ++p) {
-        to.high[p][r] = pair(x.high, p);
-      }
-      raise(to.squares, x.high + 256 * b);
-      if (is_fine(x.way[b]) && !to.fine) {
-        to.fine = 1;
-        std::memset(to.low, 0, sizeof(to.low));
-      }
-      if (to.fine) {
-        raise(to.squares, x.low + 256 * b);
-      }
-      for (int p = 0; to.fine && p < 128; ++p) {
-        to.low[p][r] = pair(x.low, p);
-      }
-      float up = 1.0f / x.scales[b];
-      for (int g = 0; g < (groups_of_32 ? 8 : 16); ++g) {
-        const float* sums = groups_of_32 ? x.sums32 + 8 * b : x.sums16 + 16 * b;
-        to.sums[g][r] = sums[g] * up;
-      }
-      to.scales[r] = x.scales[b];
-    }
-  }
-}
 
 // Scales of a super-block as floats: one for every group, or the factor of
 // whole ones. And mins, one for every group.
@@ -149,7 +61,10 @@ template <typename Type>
 inline void decode_row(const uint8_t* b, WeightTile& tile, int r) {
   using T = Codes<Type>;
   Bytes scales;
-  Ints squares[2] = {no_ints(), no_ints()};
+  Ints squares[16 / T::run];
+  for (Ints& sum : squares) {
+    sum = no_ints();
+  }
   if constexpr (T::has_whole) {
     scales = whole_scales<Type>(b);
   }
@@ -163,7 +78,7 @@ inline void decode_row(const uint8_t* b, WeightTile& tile, int r) {
           shuffle(scales, load64(ScaleOf<Type, c>::odd.at)));
       even = multiply_words(even, by);
       odd = multiply_words(odd, by);
-      Ints& sum = squares[c / 2];
+      Ints& sum = squares[4 * c / T::run];
       sum = add_squares(add_squares(sum, even), odd);
     }
     store_words(tile.words[r] + 64 * c, even);
@@ -171,43 +86,33 @@ inline void decode_row(const uint8_t* b, WeightTile& tile, int r) {
   });
   group_floats<Type>(b, tile.scales[r], tile.mins[r]);
   if constexpr (T::has_whole) {
-    for (Ints half : squares) {
-      float sum = sum_lanes(fold(to_floats(half)));
+    for (const Ints& lanes : squares) {
+      float sum = sum_lanes(fold(to_floats(lanes)));
       tile.squares = sum > tile.squares ? sum : tile.squares;
     }
   }
 }
 
-// Of 1, 2, 4, 8 and 16 times 16 words the most whose products with x surely add
-// up to less than 2^31: sums of products are at most the root of the product of
-// the sums of squares. Those of 16 are: 16 * 32767 * 4096.
-template <int V>
-int chunks_in_range(const PackedBlock* const* x, const WeightTile& tile) {
+// Whether whole sums surely stay below 2^31: they are at most the root of the
+// product of the sums of squares.
+template <typename Type, int V>
+bool in_range(const PackedBlock* const* x, const WeightTile& tile) {
+  constexpr int level = Codes<Type>::run / 8;
   constexpr float most = 0x1p62f * 0.999f; // for roundings
-  float squares[3] = {};
-  for (int i = 0; i < 3; ++i) {
-    for (int v = 0; v < V; ++v) {
-      float s = x[v]->squares[i] * tile.squares;
-      squares[i] = s > squares[i] ? s : squares[i];
+  for (int v = 0; v < V; ++v) {
+    if (!(x[v]->squares[level] * tile.squares < most)) {
+      return false;
     }
   }
-  if (4 * squares[2] < most) { // two halves
-    return 16;
-  }
-  int chunks = 8;
-  for (int i = 2; i >= 0 && squares[i] >= most; --i) {
-    chunks /= 2;
-  }
-  return chunks;
+  return true;
 }
 
 // sums[v][r] += x words . w words over 16 * chunks weights.
-template <int V, int R>
-inline __attribute__((always_inline)) void group_products(
+template <int chunks, int V, int R>
+inline __attribute__((always_inline)) void add_products(
     const int32_t (*const* x)[16],
     const WeightTile& tile,
     const uint16_t* starts,
-    int chunks,
     Ints (&sums)[V][R]) {
   for (int c = 0; c < chunks; ++c) {
     // The even words of 16 weights lie 32 words before the odd ones.
@@ -229,6 +134,57 @@ inline __attribute__((always_inline)) void group_products(
   }
 }
 
+// Sums of products, rounded to float.
+template <int chunks, int V, int R>
+inline __attribute__((always_inline)) void products(
+    const int32_t (*const* x)[16],
+    const WeightTile& tile,
+    const uint16_t* starts,
+    Floats (&out)[V][R]) {
+  Ints sums[V][R];
+  for (int i = 0; i < V * R; ++i) {
+    sums[i / R][i % R] = no_ints();
+  }
+  add_products<chunks>(x, tile, starts, sums);
+  for (int i = 0; i < V * R; ++i) {
+    out[i / R][i % R] = to_floats(sums[i / R][i % R]);
+  }
+}
+
+// The same where they may not fit 32 bits. Those of 16 weights do: 16 * 32767 *
+// 4096.
+template <int chunks, int V, int R>
+__attribute__((noinline)) void long_products(
+    const int32_t (*const* x)[16],
+    const WeightTile& tile,
+    const uint16_t* starts,
+    Floats (&out)[V][R]) {
+  int32_t high[V * R][16] = {}, low[V * R][16] = {};
+  for (int c = 0; c < chunks; ++c) {
+    Ints sums[V][R];
+    for (int i = 0; i < V * R; ++i) {
+      sums[i / R][i % R] = no_ints();
+    }
+    add_products<1>(x, tile, starts + c, sums);
+    for (int i = 0; i < V * R; ++i) {
+      int32_t sum[16];
+      std::memcpy(sum, &sums[i / R][i % R], sizeof(sum));
+      for (int j = 0; j < 16; ++j) {
+        high[i][j] += sum[j] >> 16;
+        low[i][j] += sum[j] & 0xffff;
+      }
+    }
+  }
+  for (int i = 0; i < V * R; ++i) {
+    float all[16];
+    for (int j = 0; j < 16;
+         ++j) { // one rounding, like that of a sum in 32 bits
+      all[j] = static_cast<float>(int64_t{high[i][j]} * 65536 + low[i][j]);
+    }
+    out[i / R][i % R] = load_floats(all);
+  }
+}
+
 // y[r][v] += x . w over one super-block, for V vectors of 16 rows of x.
 template <typename Type, int V>
 void micro_kernel(
@@ -237,10 +193,10 @@ void micro_kernel(
     float* y,
     int64_t y_stride) {
   using T = Codes<Type>;
-  constexpr int R = gemm_rows;
-  int chunks = T::group / 16; // whose products meet a scale together
+  constexpr int R = gemm_rows, chunks = Codes<Type>::run;
+  auto sum = products<chunks, V, R>;
   if constexpr (T::has_whole) {
-    chunks = chunks_in_range<V>(x, tile);
+    sum = in_range<Type, V>(x, tile) ? sum : long_products<chunks, V, R>;
   }
   // Where 16 weights lie among the words, those of a group together.
   static constexpr Table<uint16_t, 16> starts{[](int at) {
@@ -266,19 +222,14 @@ void micro_kernel(
     fine |= x[v]->fine;
   }
   for (int at = 0; at < 16; at += chunks) {
-    auto add_products = [&](auto& words, float unit) {
-      Ints sums[V][R];
-      for (auto& row : sums) {
-        for (Ints& s : row) {
-          s = no_ints();
-        }
-      }
-      group_products(words, tile, starts.at + at, chunks, sums);
+    auto add = [&](auto& words, float unit) {
+      Floats sums[V][R];
+      sum(words, tile, starts.at + at, sums);
       int g = T::has_whole ? 0 : at / chunks;
       for (int r = 0; r < R; ++r) {
         Floats scale = floats_of(tile.scales[r][g] * unit);
         for (int v = 0; v < V; ++v) {
-          Floats s = to_floats(sums[v][r]);
+          Floats s = sums[v][r];
           if constexpr (T::far_scales) {
             s = multiply(s, load_floats(x[v]->scales));
           }
@@ -286,9 +237,9 @@ void micro_kernel(
         }
       }
     };
-    add_products(high, 1);
+    add(high, 1);
     if (fine) {
-      add_products(low, low_unit);
+      add(low, low_unit);
     }
   }
   for (int g = 0; T::has_mins && g < 256 / T::group; ++g) {
