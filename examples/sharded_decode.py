@@ -25,10 +25,7 @@ def main():
     args = parser.parse_args()
 
     group = mx.distributed.init()
-    model, tokenizer = gg.load(args.file)
-    if not hasattr(model, "shard"):
-        parser.error(f"mlx-lm has no shard method for {type(model).__module__}")
-    model.shard(group)
+    model, tokenizer = gg.load(args.file, group=group)
 
     # Every rank computes the same tokens; sampling by chance would need a common seed.
     prompt = tokenizer.encode(args.prompt)

@@ -146,9 +146,10 @@ def models(group, folder):
     from mlx_lm.generate import generate_step
 
     out = {}
-    for path in sorted(Path(folder).glob("*.gguf")):
-        model, _ = gg.load(path, dtype=mx.float32)
-        if group.size() > 1:
+    for i, path in enumerate(sorted(Path(folder).glob("*.gguf"))):
+        by_load = i % 2 == 0
+        model, _ = gg.load(path, dtype=mx.float32, group=group if by_load else None)
+        if not by_load and group.size() > 1:
             model.shard(group)
         # On one stream: ranks that communicate on two at once mix up what they receive.
         out[f"{path.stem} logits"] = model(mx.array([PROMPT]))

@@ -143,6 +143,13 @@ def test_heads_that_cannot_be_shared_are_an_error(tmp_path):
         model.shard(Rank(0, 4))
 
 
+def test_a_model_without_shard_is_an_error(tmp_path):
+    models.write_model("gemma3", tmp_path / "m.gguf", {})
+    with pytest.raises(ValueError, match=r"\[load\] Expected .* shard\. Received gemma3\."):
+        gg.load(tmp_path / "m.gguf", group=Rank(0, 2))
+    gg.load(tmp_path / "m.gguf", group=Rank(0, 1))
+
+
 def test_a_share_is_not_trained():
     share = shard_linear(quant_linear("q4_k", 8, 256, True), "all-to-sharded", group=Rank(0, 2))
     assert [name for name, _ in tree_flatten(share.trainable_parameters())] == ["bias"]

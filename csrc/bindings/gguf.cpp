@@ -207,10 +207,11 @@ void bind_gguf(nb::module_& m) {
       .def("tensors", tensors)
       .def(
           "array",
-          [](const OpenFile& f, size_t i) {
-            return tensor_array(f.file, f.file->tensors().at(i));
+          [](const OpenFile& f, size_t i, bool later) {
+            return tensor_array(f.file, f.file->tensors().at(i), later);
           },
           nb::arg("index"),
+          nb::arg("later") = false,
           nb::call_guard<nb::gil_scoped_release>());
   m.def("release_pages", release_pages, nb::arg("array"));
   m.def(

@@ -26,8 +26,8 @@ struct Backend {
       mx::Stream s);
   void (*dequantize)(
       const array& w, array& out, const Format& format, mx::Stream s);
-  // Copies host memory into an array's, in large pieces, and waits.
-  void (*upload)(array& to, const void* from, size_t nbytes);
+  // Gives out its data, a copy of host memory in the device's own, and waits.
+  void (*upload)(array& out, const void* from, mx::Stream s);
   // What a report should say of the device and its software, by name.
   std::vector<std::pair<std::string, std::string>> (*describe)();
 };

@@ -7,6 +7,7 @@
 #include "gpu/batch.h"
 #include "gpu/nodes.h"
 #include "mlx/allocator.h"
+#include "mlx/backend/cuda/allocator.h"
 #include "mlx/backend/cuda/utils.h"
 #include "mlx/ops.h"
 
@@ -154,11 +155,16 @@ void dequantize(
   launch_dequantize(format, p, as_blocks(packed, format, s), out, s);
 }
 
-void upload(array& to, const void* from, size_t nbytes) {
-  mx::cu::device(mx::Device(mx::Device::gpu)).make_current();
+void upload(array& out, const void* from, mx::Stream s) {
+  mx::cu::device(s.device).make_current();
+  auto& encoder = mx::cu::get_command_encoder(s);
+  out.set_data(mx::cu::malloc_async(out.nbytes(), encoder));
+  encoder.synchronize(); // whose nodes may have used this memory before
   check(
       cuMemcpyHtoD(
-          reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(to)), from, nbytes),
+          reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(out)),
+          from,
+          out.nbytes()),
       "copy to the device");
 }
 

@@ -6,11 +6,12 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "cuda/backend.h"
 #include "mlx/backend/gpu/device_info.h"
-#include "mlx/ops.h"
+#include "mlx/primitives.h"
 #include "mlx/utils.h"
 
 namespace mlx_gguf::gguf {
@@ -85,15 +86,37 @@ Placement copy_aligned(
   return {std::move(data), offset};
 }
 
-// A copy in a GPU's own memory, made at once: what MLX's allocator hands out
-// here is memory that host and device share, which is slower.
-mx::array on_device(
-    const std::byte* from, const mx::Shape& shape, mx::Dtype dtype) {
-  mx::array out = mx::zeros(shape, dtype, mx::Device(mx::Device::gpu));
-  out.eval();
-  cuda::loaded()->upload(out, from, out.nbytes());
-  return out;
-}
+// Copies a tensor of a file to a GPU's own memory.
+class Upload : public mx::UnaryPrimitive {
+ public:
+  Upload(
+      mx::Stream stream,
+      std::shared_ptr<const File> file,
+      const TensorInfo& tensor)
+      : UnaryPrimitive(stream), file_(std::move(file)), tensor_(tensor) {}
+
+  void eval_cpu(const std::vector<mx::array>&, mx::array&) override {
+    throw std::runtime_error(
+        "[open] Expected a tensor for the GPU to be evaluated there. Received "
+        "a stream of the CPU.");
+  }
+  void eval_gpu(const std::vector<mx::array>&, mx::array& out) override {
+    const auto& mapping = file_->mapping(tensor_.shard);
+    mapping->check_length(file_->paths()[tensor_.shard]);
+    const std::byte* data = mapping->bytes().data() + tensor_.offset;
+    cuda::loaded()->upload(out, data, stream());
+  }
+  const char* name() const override {
+    return "GGUFUpload";
+  }
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return &static_cast<const Upload&>(other).tensor_ == &tensor_;
+  }
+
+ private:
+  std::shared_ptr<const File> file_;
+  const TensorInfo& tensor_; // one of the file's
+};
 
 Placement place(
     const std::shared_ptr<const Mapping>& mapping, const TensorInfo& tensor) {
@@ -114,7 +137,9 @@ Placement place(
 } // namespace
 
 mx::array tensor_array(
-    const std::shared_ptr<const File>& file, const TensorInfo& tensor) {
+    const std::shared_ptr<const File>& file,
+    const TensorInfo& tensor,
+    bool later) {
   const Format& format = *tensor.format;
   if (format.packed() && !format.supported) {
     throw Error(
@@ -135,8 +160,13 @@ mx::array tensor_array(
   const auto& mapping = file->mapping(tensor.shard);
   mapping->check_length(file->paths()[tensor.shard]);
   if (cuda::loaded() && mx::default_device() == mx::Device::gpu) {
-    const std::byte* data = mapping->bytes().data();
-    return on_device(data + tensor.offset, shape, dtype);
+    auto copy = std::make_shared<Upload>(
+        mx::default_stream(mx::Device::gpu), file, tensor);
+    mx::array out(std::move(shape), dtype, std::move(copy), {});
+    if (!later) {
+      out.eval();
+    }
+    return out;
   }
   Placement placed = place(mapping, tensor);
   mx::array out(std::move(placed.data), std::move(shape), dtype);

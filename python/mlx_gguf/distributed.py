@@ -60,7 +60,7 @@ def _share(weight: mx.array, qtype: str, axis: int, segments: Segments, group: A
         weight[(*outer, slice(begin // unit * unit_bytes, end // unit * unit_bytes))]
         for begin, end in _spans(size, segments, unit, group)
     ]
-    if len(parts) == 1 and axis == 0:
+    if len(parts) == 1 and axis == 0 and not _ext.has_cuda():
         return parts[0]  # rows one after the other, where they lie in the file
     share = mx.contiguous(mx.concatenate(parts, axis=axis))
     # Now, tensor by tensor, so that the rest of the file need not be in memory.

@@ -193,8 +193,12 @@ class GGUFFile:
         return self._metadata["general.architecture"]
 
     def __getitem__(self, name: str) -> mx.array:
+        return self._array(name)
+
+    def _array(self, name: str, later: bool = False) -> mx.array:
+        """A tensor; a copy in a GPU's own memory is made when it is evaluated, if `later`."""
         self._tensors[name]
-        return self._file.array(self._index[name])
+        return self._file.array(self._index[name], later)
 
     def __contains__(self, name: object) -> bool:
         return name in self._index

@@ -23,7 +23,12 @@ from .progress import Progress
 _DTYPES = (mx.float16, mx.bfloat16, mx.float32)
 
 
-def load(path: str | os.PathLike[str], *, dtype: mx.Dtype | None = None) -> tuple[Any, Any]:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    dtype: mx.Dtype | None = None,
+    group: mx.distributed.Group | None = None,
+) -> tuple[Any, Any]:
     """Load a GGUF file as an mlx-lm model and tokenizer.
 
     The model is mlx-lm's own class with its linear, embedding and expert layers
@@ -37,6 +42,9 @@ def load(path: str | os.PathLike[str], *, dtype: mx.Dtype | None = None) -> tupl
         Of activations, norms and biases: float16, bfloat16 or float32. The
         default is float32 on the CPU; on a GPU float16 for architectures whose
         activations fit its range (llama), bfloat16 for the others.
+    group : mlx.core.distributed.Group, optional
+        Shard the model, as ``model.shard(group)`` does. Of tensors that are cut
+        a rank then keeps its share alone, also where they are copied to a GPU.
 
     Returns
     -------
@@ -51,8 +59,8 @@ def load(path: str | os.PathLike[str], *, dtype: mx.Dtype | None = None) -> tupl
     GGUFError
         The file is refused; see :func:`mlx_gguf.open`.
     ValueError
-        An architecture, pre-tokenizer, tensor or parameter that does not fit;
-        the message names it.
+        An architecture, pre-tokenizer, tensor or parameter that does not fit,
+        or a model that `group` cannot share; the message names it.
     """
     try:
         import mlx_lm  # noqa: F401
@@ -64,10 +72,15 @@ def load(path: str | os.PathLike[str], *, dtype: mx.Dtype | None = None) -> tupl
     from .tokenizer import load_tokenizer
 
     file = open_gguf(path)
-    return load_model(file, dtype=dtype), load_tokenizer(file.metadata)
+    return load_model(file, dtype=dtype, group=group), load_tokenizer(file.metadata)
 
 
-def load_model(file: GGUFFile, *, dtype: mx.Dtype | None = None) -> Any:
+def load_model(
+    file: GGUFFile,
+    *,
+    dtype: mx.Dtype | None = None,
+    group: mx.distributed.Group | None = None,
+) -> Any:
     """Build the model of an open file; see :func:`load`."""
     arch = find_architecture(file.architecture, file.path)
     _check_whole(file)
@@ -87,8 +100,15 @@ def load_model(file: GGUFFile, *, dtype: mx.Dtype | None = None) -> Any:
     if arch.finish:
         arch.finish(model, keys, file)
     shard_own_modules(model)
+    shared = group is not None and group.size() > 1
+    if shared and not hasattr(model, "shard"):
+        raise ValueError(
+            f"[load] Expected an architecture that mlx-lm can shard. Received {arch.name}."
+        )
     with Progress(f"loading {file.path}") as progress:
-        _fill(model, file, arch, dtype, progress)
+        _fill(model, file, arch, dtype, progress, later=shared)
+        if shared:
+            model.shard(group)
     model.eval()
     mx.eval(model.parameters())
     if mx.default_device().type == mx.cpu:
@@ -117,7 +137,12 @@ def default_dtype(arch: Architecture) -> mx.Dtype:
 
 
 def _fill(
-    model: Any, file: GGUFFile, arch: Architecture, dtype: mx.Dtype, progress: Progress
+    model: Any,
+    file: GGUFFile,
+    arch: Architecture,
+    dtype: mx.Dtype,
+    progress: Progress,
+    later: bool,
 ) -> None:
     """Put every tensor of the file into the model; nothing may be left on either side."""
     parameters: Any = tree_flatten(model.parameters())
@@ -140,7 +165,7 @@ def _fill(
                 f"{info.name} {info.shape}, which {arch.name} has no place for."
             )
         sizes = [expected.pop(name) for name in names]
-        array = file[info.name]
+        array = file._array(info.name, later)
         if order := arch.row_order(info.name):
             array = order(model, array)
         for name, size, part in zip(names, sizes, _parts(array, sizes), strict=True):
