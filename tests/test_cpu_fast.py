@@ -18,16 +18,7 @@ TOLERANCE = 2e-6
 FLOATS = list(DTYPES.values())
 ROPE = {"traditional": False, "base": 10000.0, "scale": 1.0, "offset": 0}
 
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with mx.stream(mx.cpu):
-        yield
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 def check(y: mx.array, ref: np.ndarray, terms: np.ndarray, dtype: mx.Dtype, where="") -> None:

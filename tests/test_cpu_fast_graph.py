@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 import pytest
 
 import mlx_gguf as gg
@@ -21,16 +20,7 @@ _MLX = {
     "scaled_dot_product_attention": cpu_fast._mlx_attention,
 }
 
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with mx.stream(mx.cpu):
-        yield
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 # What MLX does with them

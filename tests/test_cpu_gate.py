@@ -17,16 +17,7 @@ GATES = {
 }
 gates = pytest.mark.parametrize("name", GATES)
 
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    with mx.stream(mx.cpu):
-        yield
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 
 def gate64(name: str, x: np.ndarray) -> np.ndarray:

@@ -22,11 +22,6 @@ from oracle import DTYPES, activations, float64
 typed = pytest.mark.parametrize("qtype", TYPES)
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
-
-
 def packed(rng, *shape, qtype="q4_k"):
     *outer, K = shape
     return mx.array(random_blocks(qtype, int(np.prod(outer)), K, rng).reshape(*outer, -1))

@@ -11,11 +11,6 @@ from blocks import TYPES, dequantize64, random_blocks
 from oracle import DTYPES, activations, check, float64, interval
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
-
-
 def packed(rng, *shape, qtype="q4_k"):
     *outer, K = shape
     return mx.array(random_blocks(qtype, int(np.prod(outer)), K, rng).reshape(*outer, -1))

@@ -5,7 +5,8 @@
 
 #include <type_traits>
 
-#include "cpu/codes.h"
+#include "cpu/codes_blocks.h"
+#include "cpu/codes_super.h"
 #include "cpu/fixed.h"
 
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
