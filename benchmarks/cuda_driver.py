@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 PARAMS = {  # cuda/params.h
     "u32": ["M", "N", "K", "gather", "has_c"],
     "f32": ["alpha", "beta"],
-    "more": ["tiles", "held", "columns", "rows", "owned", "stages", "inverse", "last_x", "last_w"],
+    "more": ["tiles", "held", "columns", "rows", "split", "ranks", "stages"],
+    "last": ["inverse", "last_x", "last_w"],
     "u64": ["x_step", "w_step", "c_step", "y_step"],
 }
 
@@ -22,7 +23,7 @@ class Params(C.Structure):
     _fields_ = [
         *((name, C.c_uint32) for name in PARAMS["u32"]),
         *((name, C.c_float) for name in PARAMS["f32"]),
-        *((name, C.c_uint32) for name in PARAMS["more"]),
+        *((name, C.c_uint32) for name in PARAMS["more"] + PARAMS["last"]),
         *((name, C.c_uint64) for name in PARAMS["u64"]),
     ]
 
@@ -145,12 +146,13 @@ class Device:
             nbytes += more
 
     def tensor_map(self, at: int, row_bytes: int, N: int, interleave: int, box: int) -> TensorMap:
-        """What csrc/cuda/eval.cpp encodes."""
+        """What csrc/cuda/launch.cpp encodes."""
         memory = (C.c_char * 256)()
         aligned = (C.addressof(memory) + 63) & ~63
         sizes = (C.c_uint64 * 3)(row_bytes * interleave // 8, N // interleave, 1)
         strides = (C.c_uint64 * 2)(row_bytes * interleave, row_bytes * N)
-        boxes, steps = (C.c_uint32 * 3)(box // 8, 8 // interleave, 1), (C.c_uint32 * 3)(1, 1, 1)
+        rows = 16 if interleave == 1 else 8 // interleave
+        boxes, steps = (C.c_uint32 * 3)(box // 8, rows, 1), (C.c_uint32 * 3)(1, 1, 1)
         self.call(
             "cuTensorMapEncodeTiled",
             C.c_void_p(aligned),

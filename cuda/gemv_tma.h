@@ -1,19 +1,83 @@
-// gemv for compute capability 9.0 and later: the same sums, with the tensor
-// copy engine bringing w. The grid is one block a multiprocessor, so that x is
-// prepared once each and rows are spread evenly; a cluster of blocks shares
-// rows and splits K between them, which also splits the work on x.
+// gemv for compute capability 9.0 and later, with the tensor copy engine
+// bringing w. The grid is blocks of a cluster by clusters by batch entries, one
+// block a multiprocessor. K is in parts, ranks, of blocks of a cluster, which
+// share rows and split the work on x, or of the warps of a lone block. WHOLE
+// multiplies in whole numbers, for types that have a WholeUnit, otherwise it is
+// done as in gemv.
 //
-// The grid is blocks of a cluster by clusters by batch entries. The threads of
-// a block are 32 by groups by turns: a group takes its share of the tiles of 16
-// rows, and its warps take turns along K, COPY units of 256 weights at a time.
-// AHEAD is how much of x a warp loads before w's bytes queue up in front of it.
-// Every warp's sums go to the block that owns their rows, which adds them in
-// the order of K's split.
+// A rank's work is tiles of 16 rows by pairs of units of 256 weights, tile by
+// tile; its warps have an equal stretch of that each. A tile's sums are added
+// in the order of their ranks and warps, in the block that owns the tile.
+// Stretches are those of `split` rows, whatever a cluster has (a multiple of
+// it), so that sums have one order for all batches; that a cluster of two has
+// twice a lone block's rows and each rank twice its warps is the same order.
 #pragma once
 #include "gemv.h"
+#include "tc/staged.h"
+#include "tc/stretch.h"
 #include "tc/tma.h"
+#include "tc/whole_blocks.h"
 
 #if __CUDA_ARCH__ >= 900
+
+// How a type's units are multiplied: in f16, a row of x in a column.
+template <typename F, typename T, int TILES, bool WHOLE>
+struct Way {
+  static_assert(TILES == 1, "f16 has one tile of columns");
+  typedef HalfTask<T, typename F::Layout, F::summed> Task;
+  typedef F Unit;
+  struct Operand : ::Operand<1, F::summed, Parts<T>::scaled> {
+    DEVICE Operand(uint32_t M, uint32_t g, uint32_t t)
+        : ::Operand<1, F::summed, Parts<T>::scaled>(M, g, t) {}
+  };
+  // Calls put(half, m, sum) for rows g (half 0) and g + 8 of a warp's sums.
+  template <typename Put>
+  DEVICE static void each(
+      const Sums<1>& sums, uint32_t t, uint32_t M, const Put& put) {
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      uint32_t m = 2 * t + i % 2;
+      if (m < M) {
+        put(i / 2, m, sums.v[0][i]);
+      }
+    }
+  }
+};
+
+// In whole numbers: three digits of a row of x.
+template <typename F, typename T, int TILES>
+struct Way<F, T, TILES, true> {
+  typedef WholeUnit<F> Unit;
+  typedef WholeTask<T, typename Unit::Layout, F::summed != 0> Task;
+  typedef WholeOperand<TILES> Operand;
+  DEVICE static float number(float low, float middle, float high) {
+    return fmaf(65536.0f, high, fmaf(256.0f, middle, low));
+  }
+  template <typename Put>
+  DEVICE static void each(
+      const Sums<TILES>& sums, uint32_t t, uint32_t M, const Put& put) {
+    UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (TILES == 1) {
+        const float* mine = sums.v[0] + 2 * half;
+        float high = __shfl_xor_sync(~0u, mine[0], 1);
+        if (t % 2 == 0 && t / 2 < M) {
+          put(half, t / 2, number(mine[0], mine[1], high));
+        }
+      } else {
+        UNROLL
+        for (int i = 0; i < 2; ++i) {
+          int c = 2 * half + i;
+          if (2 * t + i < M) {
+            put(half,
+                2 * t + i,
+                number(sums.v[0][c], sums.v[1][c], sums.v[2][c]));
+          }
+        }
+      }
+    }
+  }
+};
 
 template <
     typename F,
@@ -21,9 +85,10 @@ template <
     int COPY,
     int INTERLEAVE,
     int CLUSTER,
-    int AHEAD>
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(512, 1)
-    gemv_tma(
+    int TILES,
+    bool WHOLE>
+__global__ void __cluster_dims__(CLUSTER, 1, 1)
+    __launch_bounds__(32 * gemv_warps, 1) gemv_tma(
         const __grid_constant__ TensorMap w,
         const T* __restrict__ x,
         const T* c,
@@ -31,112 +96,201 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(512, 1)
         Params p,
         const uint32_t* lhs,
         const uint32_t* rhs) {
-  typedef Unit<F::summed> U;
+  typedef Way<F, T, TILES, WHOLE> Way;
   typedef TmaRing<F, COPY, INTERLEAVE> Weights;
   extern __shared__ __align__(1024) uint8_t memory[];
-  uint32_t lane = threadIdx.x, group = threadIdx.y, turns = blockDim.z;
-  uint32_t warp = threadIdx.z * blockDim.y + group;
-  uint32_t turn = threadIdx.z * COPY;
+  uint32_t lane = threadIdx.x, warp = threadIdx.y;
   uint32_t g = lane / 4, t = lane % 4;
-  uint32_t rank = blockIdx.x;
-  constexpr uint32_t cluster = CLUSTER;
-  uint32_t warps = blockDim.y * turns;
+  // Parts of K and the warps of each.
+  uint32_t ranks = CLUSTER == 1 ? p.ranks : CLUSTER;
+  bool halves = CLUSTER == 1 && ranks == 2;
+  uint32_t warps = halves ? gemv_warps / 2 : gemv_warps;
+  uint32_t rank = CLUSTER > 1 ? blockIdx.x : halves ? warp * 2 / gemv_warps : 0;
 
-  // The host counts on this order and these sizes: rings, x, sums, barriers.
-  uint32_t unit_bytes = U::bytes(p.columns);
-  uint8_t* held = memory + warps * p.stages * Weights::stage_bytes;
-  float* sums = (float*)(held + p.held * unit_bytes);
-  uint32_t owned = p.owned, parts = cluster * turns;
-  uint8_t* barriers = (uint8_t*)(sums + (parts * owned * p.M + 3 & ~3u));
+  uint32_t units = (p.K + 255) / 256;
+  uint32_t unit0 = rank * p.held, block_unit0 = CLUSTER == 1 ? 0 : unit0;
+  uint32_t count = unit0 < units ? min(p.held, units - unit0) : 0;
+
+  // The host counts on this order and these sizes: rings, barriers, x, in a
+  // cluster a tile a warp, sums of blocks.
+  uint32_t rings = gemv_warps * p.stages;
+  uint8_t* barriers = memory + rings * Weights::stage_bytes;
+  uint8_t* held = barriers + 8 * rings + 16;
+  uint32_t summed = shared_address(barriers + 8 * rings);
+  if (CLUSTER > 1 && warp == 0 && lane == 0) {
+    barrier_init(summed);
+  }
+  uint32_t row_bytes = p.K / F::block * (F::bytes / (256 / F::block));
+  Weights ring(w, memory, barriers, p.stages, warp, lane, row_bytes);
+
+  // x is on its way before w's bytes queue up in front of it.
+  Staged<T, typename Way::Task, (TILES > 1)> staged(
+      held,
+      x + x_offset(p, lhs, blockIdx.z),
+      256 * block_unit0,
+      CLUSTER == 1 ? units : count,
+      p,
+      warp,
+      lane);
+  staged.start();
 
   uint32_t row0 = blockIdx.y * p.rows;
   uint32_t rows = min(p.rows, p.N - row0);
-  uint32_t tiles = (rows + 15) / 16;
-  uint32_t units = (p.K + 255) / 256;
-  uint32_t unit0 = rank * p.held;
-  uint32_t count = unit0 < units ? min(p.held, units - unit0) : 0;
-
-  x += x_offset(p, lhs, blockIdx.z);
-  Columns<T, typename F::Layout, F::summed, AHEAD> columns(
-      x, 256 * unit0, count, p, warp, warps);
-  uint32_t row_bytes = p.K / F::block * (F::bytes / (256 / F::block));
-  Weights ring(memory, barriers, p.stages, warp, lane, row_bytes);
+  uint32_t tiles = (rows + 15) / 16, split = p.split / 16;
+  bool whole = split >= 4 * warps;
   uint32_t matrix = p.gather || p.w_step ? matrix_of(p, rhs, blockIdx.z) : 0;
-  uint32_t next_tile = turn < count ? group : tiles, next_unit = turn;
-  auto fill = [&] {
-    if (next_tile < tiles) {
-      uint32_t row = 16 * next_tile;
-      ring.fill(w, unit0 + next_unit, row0 + row, rows - row, matrix);
-      next_unit += turns * COPY;
-      if (next_unit >= count) {
-        next_unit = turn;
-        next_tile += blockDim.y;
+  uint32_t mate = CLUSTER == 1 ? warp - rank * warps : warp; // of its rank
+  Stretch fetched(mate, warps, split, tiles, count, whole);
+  Stretch at = fetched;
+  auto fill = [&](uint32_t stage, uint32_t barrier) {
+    if (!fetched.done()) {
+      uint32_t row = row0 + 16 * fetched.tile;
+      ring.fill(stage, barrier, unit0 + fetched.unit, row, matrix);
+      fetched.unit += COPY;
+      if (fetched.unit >= fetched.end) {
+        fetched.turn();
       }
     }
   };
-  for (uint32_t i = 0; i < p.stages; ++i) {
-    fill();
+  // A warp waits where the engine has enough to do: the first stage before x is
+  // prepared, others in its course.
+  uint32_t stage = ring.base, barrier = ring.barriers;
+  uint32_t last_barrier = barrier + 8 * p.stages;
+  auto fill_next = [&] {
+    if (barrier != last_barrier) {
+      fill(stage, barrier);
+      barrier += 8;
+      stage += Weights::stage_bytes;
+    }
+  };
+  fill_next();
+  ring.init_others(p.stages);
+  staged.put(fill_next);
+#pragma unroll 1
+  while (barrier != last_barrier) {
+    fill_next();
   }
-  if (cluster > 1) {
+  stage = ring.base, barrier = ring.barriers;
+
+  uint32_t unit_bytes = Way::Task::unit_bytes(p.M);
+  uint32_t tile_floats = 16 * p.M;
+  uint32_t own = CLUSTER == 1 ? 0 : gemv_warps;
+  uint32_t all_held = CLUSTER == 1 ? units : p.held;
+  float* mine = (float*)(held + all_held * unit_bytes) + warp * tile_floats;
+  float* sums = (float*)(held + all_held * unit_bytes) + own * tile_floats;
+  uint32_t slots = whole ? 1 : parts_of_tile(warps, split, (p.held + 1) / 2);
+  bool direct = CLUSTER == 1 && slots * ranks == 1;
+  uint32_t most = (p.rows / 16 + CLUSTER - 1) / CLUSTER;
+  uint32_t owned =
+      CLUSTER == 1 ? tiles : (tiles + CLUSTER - 1 - rank) / CLUSTER;
+  uint32_t used = (units + p.held - 1) / p.held; // ranks that have units
+  if constexpr (CLUSTER > 1) {
+    if (warp == 0 && lane == 0) {
+      barrier_expect(summed, owned * used * slots * tile_floats * 4);
+    }
     cluster_start();
-  }
-  columns.put(held);
-  __syncthreads();
-  if (cluster > 1) {
-    cluster_wait(); // all blocks are there to be written to
   }
   c += blockIdx.z * p.c_step;
   y += blockIdx.z * p.y_step;
+  __syncthreads();
+  if constexpr (CLUSTER > 1) {
+    cluster_wait(); // all blocks are there to be written to
+  }
 
-  Operand<1, F::summed, Parts<T>::scaled> operand(p.columns, g, t);
-  for (uint32_t tile = group; tile < tiles; tile += blockDim.y) {
-    Sums<1> total;
-    for (uint32_t unit = turn; unit < count; unit += turns * COPY) {
-      const uint8_t* r0 = ring.take() + ring.row(g, unit0 + unit);
+  typename Way::Operand operand(p.M, g, t);
+  uint32_t parity = 0;
+  // Only in the stretch's first tile it may not be the first.
+  uint32_t slot = at.first_unit != 0 ? at.part(mate) : 0;
+#pragma unroll 1
+  while (!at.done()) {
+    Sums<TILES> total;
+    operand.unit = held + (unit0 - block_unit0 + at.unit) * unit_bytes;
+#pragma unroll 1
+    do {
+      barrier_wait(barrier, parity);
+      uint32_t unit = unit0 + at.unit;
+      const uint8_t* r0 = ring.at(stage) + ring.row(g, unit);
       UNROLL
       for (int i = 0; i < COPY; ++i) {
-        if (COPY == 1 || unit + i < count) {
-          operand.unit = held + (unit + i) * unit_bytes;
-          int blocks = (p.K - 256 * (unit0 + unit + i)) / F::block;
+        if (i == 0 || at.unit + i < at.end) {
+          int blocks = (p.K - 256 * (unit + i)) / F::block;
           const uint8_t* r = r0 + i * F::bytes;
-          F::unit(r, r + Weights::eight_bytes, blocks, operand, total);
+          Way::Unit::unit(r, r + Weights::eight_bytes, blocks, operand, total);
+          operand.unit += unit_bytes;
         }
       }
       __syncwarp();
-      fill();
-    }
-    UNROLL
-    for (int i = 0; i < 4; ++i) {
-      uint32_t row = 16 * tile + 8 * (i / 2) + Weights::number(g);
-      uint32_t m = 2 * t + i % 2;
-      if (row < rows && m < p.M) {
-        if (parts == 1) {
-          finish(p, c, y, uint64_t(m) * p.N + row0 + row, total.v[0][i]);
-        } else {
-          uint32_t part = rank * turns + threadIdx.z;
-          uint32_t owner = cluster == 1 ? 0 : row / owned;
-          uint32_t at = (part * owned + row - owner * owned) * p.M + m;
-          put_remote(sums + at, owner, cluster, total.v[0][i]);
+      fill(stage, barrier);
+      at.unit += COPY;
+      barrier += 8;
+      stage += Weights::stage_bytes;
+      if (barrier == last_barrier) {
+        barrier = ring.barriers;
+        stage = ring.base;
+        parity ^= 1;
+      }
+    } while (at.unit < at.end);
+
+    // Of the last part on, what is left of a tile is zero.
+    uint32_t part = at.first_segment() ? slot : 0;
+    uint32_t end = at.ends_tile() ? slots : part + 1;
+    uint32_t to = (part * ranks + rank) * most + at.tile / CLUSTER;
+    uint32_t step = ranks * most * tile_floats;
+    if constexpr (CLUSTER == 1) {
+      Way::each(total, t, p.M, [&](int half, uint32_t m, float sum) {
+        uint32_t r = Weights::number(g) + 8 * half, row = 16 * at.tile + r;
+        if (!direct) {
+          float* here = sums + to * tile_floats + 16 * m + r;
+          *here = sum;
+#pragma unroll 1
+          for (uint32_t i = part + 1; i < end; ++i) {
+            *(here += step) = 0.0f;
+          }
+        } else if (row < rows) {
+          finish(p, c, y, uint64_t(m) * p.N + row0 + row, sum);
+        }
+      });
+    } else {
+      Way::each(total, t, p.M, [&](int half, uint32_t m, float sum) {
+        mine[16 * m + Weights::number(g) + 8 * half] = sum;
+      });
+      __syncwarp();
+      if (4 * lane < tile_floats) {
+        float4 sum = *(const float4*)(mine + 4 * lane);
+        uint32_t there = shared_address(sums + to * tile_floats + 4 * lane);
+#pragma unroll 1
+        for (; part < end; ++part) {
+          put_remote(there, summed, at.tile % CLUSTER, sum);
+          sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+          there += 4 * step;
         }
       }
+      __syncwarp();
     }
+    at.turn();
   }
-  if (parts == 1) {
+  if (direct) {
     return;
   }
-  if (cluster > 1) {
-    cluster_arrive();
-    cluster_wait();
+  if constexpr (CLUSTER > 1) {
+    barrier_wait(summed, 0);
   } else {
     __syncthreads();
   }
-  for (uint32_t i = 32 * warp + lane; i < owned * p.M; i += 32 * warps) {
-    uint32_t r = quotient(i, p.inverse), m = i - r * p.M,
-             row = rank * owned + r;
+  uint32_t step = most * tile_floats;
+  uint32_t owner = CLUSTER == 1 ? 0 : rank;
+  for (uint32_t i = 32 * warp + lane; i < owned * tile_floats;
+       i += 32 * gemv_warps) {
+    uint32_t tile = quotient(i / 16, p.inverse), m = i / 16 - tile * p.M;
+    uint32_t row = 16 * (tile * CLUSTER + owner) + i % 16;
     if (row < rows) {
       float sum = 0.0f;
-      for (uint32_t part = 0; part < parts; ++part) {
-        sum += sums[(part * owned + r) * p.M + m];
+#pragma unroll 1
+      for (uint32_t k = 0; k < used; ++k) {
+#pragma unroll 1
+        for (uint32_t part = 0; part < slots; ++part) {
+          sum += sums[(part * ranks + k) * step + i];
+        }
       }
       finish(p, c, y, uint64_t(m) * p.N + row0 + row, sum);
     }

@@ -18,8 +18,9 @@ struct Params {
   uint32_t held;    // units of 256 weights whose x a block holds at once
   uint32_t columns; // columns of x a block holds: rows of x times their parts
   // gemv_tma alone but for the inverse.
-  uint32_t rows;    // of w that a cluster has, a multiple of 8
-  uint32_t owned;   // of them, by one block of the cluster, likewise
+  uint32_t rows;    // of w that a cluster has, a multiple of split
+  uint32_t split;   // rows whose work is split between warps at a time
+  uint32_t ranks;   // parts of K, each of `held` units
   uint32_t stages;  // of a warp's ring
   uint32_t inverse; // 2^31 / M, rounded up
   // Of the matrices that lhs and rhs choose from: an index past it is taken for

@@ -114,13 +114,25 @@ def test_every_type_has_every_path():
 def test_rows_up_to_8_sum_in_one_order(qtype, dtype):
     def order(M: int, N: int, K: int) -> list[str]:
         plan = _ext.cuda_plan_for(qtype, dtype, M, N, K).split()
-        return [plan[0]] + [p for p in plan if p.split("=")[0] in ("copy", "cluster", "turns")]
+        return [plan[0]] + [p for p in plan if p.split("=")[0] in ("ranks", "turns", "whole")]
 
     for N, K in ((1, 256), (33, 768), (4096, 4096), (151936, 4096), (5120, 17408), (64, 65536)):
         solo = order(1, N, K)
         assert solo[0] in ("gemv", "gemv_tma")
         for M in range(2, 9):
             assert order(M, N, K) == solo, (M, N, K)
+
+
+@pytest.mark.parametrize("qtype", ["q4_k", "q6_k", "q8_0", "iq4_xs", "q4_0"])
+def test_a_cluster_shares_out_what_its_blocks_would_alone(qtype):
+    shapes = [(40, 256), (4096, 4096), (17408, 5120), (4096, 12288), (151936, 4096), (70000, 512)]
+    for N, K in shapes:
+        solo = _ext.cuda_launch(qtype, "float16", 1, N, K)
+        for M in range(2, 9):
+            info = _ext.cuda_launch(qtype, "float16", M, N, K)
+            assert (info["ranks"], info["held"]) == (solo["ranks"], solo["held"]), (M, N, K)
+            assert info["split"] * solo["cluster"] == solo["split"] * info["cluster"], (M, N, K)
+            assert info["rows"] % info["split"] == 0, (M, N, K)
 
 
 def test_many_rows_and_the_other_way_round():

@@ -58,7 +58,8 @@ nb::dict cuda_launch(
   out["interleave"] = plan.interleave;
   out["held"] = l.held;
   out["rows"] = l.rows;
-  out["owned"] = l.owned;
+  out["split"] = l.split;
+  out["ranks"] = plan.ranks;
   out["stages"] = plan.stages;
   return out;
 }

@@ -68,7 +68,9 @@ std::string to_string(const Plan& plan) {
     add("groups", plan.groups);
     add("turns", plan.turns);
     add("stages", plan.stages);
-    add("ahead", plan.ahead);
+    add("ranks", plan.ranks);
+    add("tiles", plan.tiles);
+    add("whole", plan.whole);
   }
   if (!plan.transpose) {
     add("transpose", 0);

@@ -34,7 +34,7 @@ CUtensorMap encode_map(
       static_cast<cuuint64_t>(row), static_cast<cuuint64_t>(row_bytes * N)};
   cuuint32_t box[] = {
       static_cast<cuuint32_t>(box_bytes / 8),
-      static_cast<cuuint32_t>(8 / plan.interleave),
+      static_cast<cuuint32_t>(plan.interleave == 1 ? 16 : 8 / plan.interleave),
       1};
   cuuint32_t steps[] = {1, 1, 1};
   CUtensorMap out;
@@ -120,7 +120,8 @@ void launch_gemv(
   }
   TmaLaunch l = tma_launch(plan, format, p.M, p.N, p.K, batch, gpu());
   p.rows = static_cast<uint32_t>(l.rows);
-  p.owned = static_cast<uint32_t>(l.owned);
+  p.split = static_cast<uint32_t>(l.split);
+  p.ranks = static_cast<uint32_t>(plan.ranks);
   p.held = static_cast<uint32_t>(l.held);
   p.stages = static_cast<uint32_t>(plan.stages);
   CUtensorMap map =

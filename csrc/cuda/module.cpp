@@ -195,7 +195,7 @@ uint64_t key_of(const Plan& plan, const Format& format, mx::Dtype x) {
   add(plan.kernel);
   add(plan.transpose);
   add(plan.copy << 4 | plan.interleave);
-  add(plan.tiles << 5 | plan.ahead);
+  add(plan.tiles << 1 | int(plan.whole));
   add(plan.cluster);
   add(format.id);
   add(x.val());

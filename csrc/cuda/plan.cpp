@@ -5,6 +5,7 @@
 #include <numeric>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "cuda/names.h"
 
@@ -14,25 +15,30 @@ namespace {
 
 using mlx::core::Dtype;
 
-// What the kernels' structs of a type say: the alignment of its copies and how
-// many weights share a min, 0 where there is none.
+// When gemv_tma multiplies in whole numbers, whose x takes more memory. The
+// other way is much slower for tables.
+enum class Whole { never, with_room, always };
+
+// What the kernels' structs of a type say: how many weights share a min, 0
+// where there is none.
 struct UnitRow {
   std::string_view type;
   int summed;
+  Whole whole = Whole::never;
 };
 constexpr std::array unit_rows{
     UnitRow{"q4_0", 0},
     UnitRow{"q4_1", 32},
     UnitRow{"q5_0", 0},
     UnitRow{"q5_1", 32},
-    UnitRow{"q8_0", 0},
+    UnitRow{"q8_0", 0, Whole::with_room},
     UnitRow{"q2_k", 16},
     UnitRow{"q3_k", 0},
-    UnitRow{"q4_k", 32},
-    UnitRow{"q5_k", 32},
-    UnitRow{"q6_k", 0},
+    UnitRow{"q4_k", 32, Whole::with_room},
+    UnitRow{"q5_k", 32, Whole::with_room},
+    UnitRow{"q6_k", 0, Whole::with_room},
     UnitRow{"iq4_nl", 0},
-    UnitRow{"iq4_xs", 0},
+    UnitRow{"iq4_xs", 0, Whole::always},
     UnitRow{"mxfp4", 0},
 };
 
@@ -58,20 +64,21 @@ int interleave_of(const Format& format, int64_t K) {
   return static_cast<int>(16 / std::gcd<int64_t>(16, bytes));
 }
 
-// Bytes from one row to the next in a copied stage, an odd number of 16.
-int64_t stride_of(int64_t bytes) {
-  return 16 * (ceil_div(bytes, 16) | 1);
-}
-
+// Bytes of a row in one copy: an odd number of 16, but for types that load 8
+// bytes a lane (cuda/tc/tma.h).
 int64_t tma_box(const Plan& plan, const Format& format) {
   int64_t unit = unit_bytes(format);
   bool even = unit % 16 == 0 && plan.interleave == 1;
-  return stride_of(unit * plan.copy + (even ? 0 : 14));
+  int64_t pieces = ceil_div(unit * plan.copy + (even ? 0 : 14), 16);
+  return 16 * (even && format.alignment == 16 ? pieces : pieces | 1);
 }
 
 int64_t tma_stage(const Plan& plan, const Format& format) {
-  int64_t copied = 8 / plan.interleave * tma_box(plan, format);
-  return 2 * plan.interleave * ceil_div(copied, 128) * 128;
+  int64_t box = tma_box(plan, format);
+  if (plan.interleave == 1) { // all 16 rows in one copy
+    return ceil_div(16 * box, 128) * 128;
+  }
+  return 2 * plan.interleave * ceil_div(8 / plan.interleave * box, 128) * 128;
 }
 
 // A warp's ring in gemv and gemm: cuda/tc/ring.h.
@@ -83,36 +90,73 @@ int64_t ring_bytes(const Plan& plan, const Format& format, const Gpu& gpu) {
   return stages + (gpu.major >= 9 ? ceil_div(8 * plan.stages, 16) * 16 : 0);
 }
 
-constexpr int usual_warps = 15; // of gemv_tma, which has registers for 16
+// Of gemv_tma: cuda/gemv_tma.h and cuda/tc/digits.h.
+constexpr int tma_warps = 16;
+constexpr int64_t tall_rows = 65536; // pay for x once, however it is split
+constexpr int digits = 3;
+constexpr int digits_bytes = 832;     // of a unit of a row of x
+constexpr int64_t sums_bytes = 16384; // that rows of a batch may share
 
-// Warps that share a tile of rows split K. Few enough steps for the slowest,
-// and with that few warps: each has an overhead. Depends on N and K alone,
-// since the split sets the order of a row's sums.
-int turns_of(int64_t rows, int64_t units) {
-  int64_t tiles = ceil_div(rows, 16);
-  int best = 1;
-  int64_t least = INT64_MAX;
-  for (int turns = 1; turns <= 4; ++turns) {
-    int64_t groups = std::min<int64_t>(usual_warps / turns, tiles);
-    int64_t steps = ceil_div(tiles, groups) * ceil_div(units, turns);
-    if (steps < least) {
-      least = steps;
-      best = turns;
-    }
+// Of columns of x: three for as many digits, but for the free columns of one.
+int tiles_of(bool whole, int64_t M) {
+  return whole && M > 2 ? digits : 1;
+}
+
+// Units a copy.
+int most_copied(const Format& format, const Plan& plan) {
+  return unit_bytes(format) <= 192 && plan.cluster <= 2 && plan.tiles == 1 ? 2
+                                                                           : 1;
+}
+
+// The most parts that warps' stretches make of one of `split` tiles.
+int64_t parts_of_tile(int64_t warps, int64_t split, int64_t pairs) {
+  if (split >= 4 * warps) {
+    return 1;
   }
-  return best;
+  int64_t even = split & -split;
+  int64_t inside = 2 * even > warps ? 0 : (warps - 2 * even) / split + 1;
+  return std::min(pairs, inside + 1);
 }
 
-int64_t rows_of(const Plan& plan, int64_t N, int64_t batch, const Gpu& gpu) {
-  // Processors come in groups of 16 and 18; a larger cluster stays in one.
-  int64_t processors =
-      plan.cluster > 2 ? gpu.processors / 16 * 16 : gpu.processors;
-  int64_t clusters = std::max<int64_t>(processors / (plan.cluster * batch), 1);
-  return 8 * ceil_div(ceil_div(N, 8), clusters);
+// Clusters that run at once, or at least: processors come in groups of 14 to
+// 18, and a cluster stays in one. An H200 runs 66 clusters of 2 and 30 of 4.
+int64_t clusters_of(int cluster, int64_t batch, const Gpu& gpu) {
+  int64_t processors = cluster > 2 ? gpu.processors * 7 / 8 : gpu.processors;
+  return std::max<int64_t>(processors / (cluster * batch), 1);
 }
 
-// More stages than 2 only delay what is needed first.
+// A node with clusters costs the host more than one without (encode.cpp); for a
+// short x and few rows of it, splitting the work on x is not worth that.
+constexpr int64_t short_x = 5120;
+int cluster_of(int ranks, int64_t M, int64_t K) {
+  return ranks == 2 && M <= 2 && K <= short_x ? 1 : ranks;
+}
+
+// Tiles whose work is split between the warps of a rank at a time. It sets the
+// order of sums, so two ranks have twice a lone block's, in a cluster or not.
+int64_t split_of(const Plan& plan, int64_t N, int64_t K, const Gpu& gpu) {
+  int64_t tiles = ceil_div(N, 16);
+  if (plan.ranks == 2 && K <= short_x) {
+    return plan.cluster * ceil_div(tiles, clusters_of(1, 1, gpu));
+  }
+  return ceil_div(tiles, clusters_of(plan.cluster, 1, gpu));
+}
+
 bool fits(
+    const Plan& plan,
+    const Format& format,
+    int64_t M,
+    int64_t N,
+    int64_t K,
+    int64_t batch,
+    const Gpu& gpu) {
+  return tma_launch(plan, format, M, N, K, batch, gpu).shared_bytes <=
+         gpu.shared_bytes;
+}
+
+// Copies of two units, which are fewer, where they fit twice and a block has
+// units for them; more stages than 2 only delay what is needed first.
+bool plan_ring(
     Plan& plan,
     const Format& format,
     int64_t M,
@@ -120,19 +164,16 @@ bool fits(
     int64_t K,
     int64_t batch,
     const Gpu& gpu) {
-  for (plan.stages = 2; plan.stages > 0; --plan.stages) {
-    TmaLaunch launch = tma_launch(plan, format, M, N, K, batch, gpu);
-    if (launch.shared_bytes <= gpu.shared_bytes) {
-      plan.ahead = launch.held * M <= 2 * plan.groups * plan.turns ? 2 : 16;
+  constexpr std::pair<int, int> rings[] = {{2, 2}, {1, 2}, {1, 1}};
+  for (auto [copy, stages] : rings) {
+    plan.copy = copy;
+    plan.stages = stages;
+    if (copy <= most_copied(format, plan) &&
+        fits(plan, format, M, N, K, batch, gpu)) {
       return true;
     }
   }
   return false;
-}
-
-// Larger copies pay where one block has many rows.
-int copy_of(const Format& format, int cluster) {
-  return cluster == 1 && unit_bytes(format) <= 256 ? 2 : 1;
 }
 
 // False where the copy engine cannot take w or shared memory not enough of x.
@@ -146,28 +187,26 @@ bool plan_tma(
     const Gpu& gpu) {
   plan.kernel = Kernel::gemv_tma;
   plan.interleave = interleave_of(format, K);
+  plan.groups = tma_warps;
   if (plan.interleave > 8 || N % plan.interleave != 0) {
     return false;
   }
-  // Very tall matrices pay for x once, however it is split.
-  bool tall = N >= 65536;
-  // A node with clusters costs the host more than one without (encode.cpp), and
-  // only of a long x is preparing half worth it.
-  bool alone = tall || K <= 5120;
-  for (plan.cluster = alone ? 1 : 2; plan.cluster <= 4; plan.cluster *= 2) {
-    plan.copy = copy_of(format, plan.cluster);
-    int64_t rows = rows_of(plan, N, 1, gpu);
-    int64_t units = ceil_div(units_of(K), plan.cluster);
-    plan.turns = tall ? 1 : turns_of(rows, ceil_div(units, plan.copy));
-    int64_t tiles = ceil_div(rows_of(plan, N, batch, gpu), 16);
-    // The order of sums must not depend on M: fit for the most.
-    for (int64_t warps : {tall ? 12 : usual_warps, 8, 4}) {
-      int64_t groups = std::max<int64_t>(warps / plan.turns, 1);
-      // As few as take the same number of steps.
-      groups = ceil_div(tiles, ceil_div(tiles, groups));
-      plan.groups = static_cast<int>(groups);
-      if (fits(plan, format, few_rows, N, K, batch, gpu)) {
-        return fits(plan, format, M, N, K, batch, gpu);
+  // The order of sums must not depend on M: what fits for the most.
+  bool tall = N >= tall_rows;
+  Whole whole = unit_row(format)->whole;
+  for (int ranks : {tall ? 1 : 2, tall ? 2 : 1, 4, 8}) {
+    for (bool in_whole : {true, false}) {
+      bool could = whole != (in_whole ? Whole::never : Whole::always);
+      plan.ranks = ranks;
+      plan.whole = in_whole;
+      auto shape = [&](int64_t M) {
+        plan.cluster = cluster_of(ranks, M, K);
+        plan.tiles = tiles_of(in_whole, M);
+      };
+      shape(few_rows);
+      if (could && plan_ring(plan, format, few_rows, N, K, 1, gpu)) {
+        shape(M);
+        return plan_ring(plan, format, M, N, K, batch, gpu);
       }
     }
   }
@@ -233,16 +272,33 @@ TmaLaunch tma_launch(
     int64_t batch,
     const Gpu& gpu) {
   TmaLaunch out{};
-  out.rows = rows_of(plan, N, batch, gpu);
-  out.owned = ceil_div(out.rows / 8, plan.cluster) * 8;
-  out.held = ceil_div(units_of(K), plan.cluster);
-  out.clusters = ceil_div(N, out.rows);
+  bool lone = plan.cluster == 1;
+  int64_t tiles = ceil_div(N, 16), split = split_of(plan, N, K, gpu);
+  out.split = 16 * split;
+  out.held = ceil_div(units_of(K), plan.ranks);
   out.box_bytes = static_cast<int>(tma_box(plan, format));
-  int64_t warps = plan.groups * plan.turns;
-  int64_t parts = plan.cluster * plan.turns;
-  int64_t sums = ceil_div(parts * out.owned * M, 4) * 16;
-  out.shared_bytes = warps * plan.stages * (tma_stage(plan, format) + 8) +
-                     out.held * M * column_bytes(format) + sums;
+  int64_t parts = parts_of_tile(
+      lone ? tma_warps / plan.ranks : tma_warps, split, ceil_div(out.held, 2));
+  auto sums = [&](int64_t times, int64_t M) {
+    int64_t owned = ceil_div(split * times, plan.cluster) * 16;
+    bool direct = plan.ranks == 1 && parts == 1;
+    return direct ? 0 : 4 * plan.ranks * parts * owned * M;
+  };
+  // Rows of several clusters for one where batches share them, unless it would
+  // take too much memory.
+  int64_t all = ceil_div(tiles, split);
+  int64_t times = ceil_div(all, clusters_of(plan.cluster, batch, gpu));
+  while (times > 1 && sums(times, few_rows) > sums_bytes) {
+    times = (times + 1) / 2;
+  }
+  out.rows = out.split * times;
+  out.clusters = ceil_div(N, out.rows);
+  int64_t rings = tma_warps * plan.stages * (tma_stage(plan, format) + 8);
+  int64_t row = plan.whole ? digits_bytes : column_bytes(format);
+  int64_t held = lone ? units_of(K) : out.held;
+  int64_t sent = lone ? 0 : 64 * tma_warps * M; // a tile a warp
+  int64_t most = std::max(sums(times, M), std::min(sums_bytes, sums(all, M)));
+  out.shared_bytes = rings + 16 + held * M * row + sent + most;
   return out;
 }
 
@@ -289,15 +345,22 @@ void add_tma(const Format& format, Dtype x, const Add& add) {
   int most = std::min(16 / std::gcd(16, format.block_bytes), 8);
   for (int interleave = 1; parts_of(x) == 1 && interleave <= most;
        interleave *= 2) {
-    for (int cluster : {1, 2, 4}) {
-      for (int ahead : {2, 16}) {
-        add({.kernel = Kernel::gemv_tma,
-             .copy = copy_of(format, cluster),
-             .interleave = interleave,
-             .cluster = cluster,
-             .ahead = ahead},
-            format,
-            x);
+    for (int cluster : {1, 2, 4, 8}) {
+      for (bool whole : {false, true}) {
+        if (unit_row(format)->whole == (whole ? Whole::never : Whole::always)) {
+          continue;
+        }
+        for (int M : {1, few_rows}) {
+          Plan plan{
+              .kernel = Kernel::gemv_tma,
+              .interleave = interleave,
+              .cluster = cluster,
+              .tiles = tiles_of(whole, M),
+              .whole = whole};
+          for (; plan.copy <= most_copied(format, plan); ++plan.copy) {
+            add(plan, format, x);
+          }
+        }
       }
     }
   }

@@ -28,11 +28,12 @@ struct Plan {
   int copy = 1;          // gemv_tma: units of 256 weights a copy
   int interleave = 1;    // and rows of w whose bytes are a multiple of 16
   int cluster = 1;       // blocks that share rows and split K
+  int ranks = 1;         // gemv_tma: parts of K, of them or a block's warps
   int groups = 1;        // of warps, each with a tile of 16 rows of w at a time
   int turns = 1;         // warps of a group, which take turns along K
   int stages = 2;        // of a warp's ring
-  int ahead = 2; // gemv_tma: units of x a warp loads before all else, 2 or 16
-  int tiles = 1; // gemv: tiles of 8 columns of x, as the kernel is compiled for
+  int tiles = 1;         // of 8 columns of x, as the kernel is compiled for
+  bool whole = false;    // gemv_tma: in whole numbers
 
   bool operator==(const Plan&) const = default;
 };
@@ -103,9 +104,9 @@ bool has_units(const Format& format);
 
 // A launch of gemv_tma: cuda/gemv_tma.h has the order of its shared memory.
 struct TmaLaunch {
-  int64_t rows; // of w a cluster has
-  int64_t owned;
-  int64_t held; // units of x a block has
+  int64_t rows;  // of w a cluster has
+  int64_t split; // of them, shared out between warps at a time
+  int64_t held;  // units of a rank
   int64_t clusters;
   int64_t shared_bytes;
   int box_bytes; // of a row in one copy

@@ -267,6 +267,22 @@ struct Columns {
   }
 };
 
+// 256 numbers of a row of x, which lie where their column will: a warp's task.
+template <typename T, typename Layout, int SUMMED>
+struct HalfTask {
+  static_assert(Parts<T>::count == 1, "one column a row");
+  static constexpr uint32_t row_bytes = Unit<SUMMED>::column_bytes;
+  DEVICE static constexpr uint32_t unit_bytes(uint32_t M) {
+    return M * row_bytes;
+  }
+  DEVICE static void put(uint8_t* row, uint32_t lane) {
+    Eight<T> eight;
+    eight.load((const T*)row + 8 * lane);
+    __syncwarp();
+    put_row<T, Layout, SUMMED>(eight, row, 1, 0, lane);
+  }
+};
+
 // A lane's view of a unit: the B operands of its column of every 8. Columns
 // past the last repeat it; nobody reads what they give.
 template <int TILES, int SUMMED, bool SCALED>

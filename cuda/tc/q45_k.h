@@ -6,20 +6,18 @@
 
 constexpr float subnormal_unit = 16777216.0f; // 2^24
 
-// d times the scale of every group, and the mins of groups 2 t and 2 t + 1 as
-// f16, from the first 16 bytes of a block.
+// The first 16 bytes of a block: mins are those of groups 2 t and 2 t + 1 as
+// f16.
 struct Head {
   float d;
-  float d_high; // for codes that are 16 q
   float dmin;
   uint32_t scales[2]; // of groups 0 to 3 and 4 to 7, a byte each
   uint32_t mins;
 
   DEVICE Head(const uint8_t* block, uint32_t t, uint32_t magic) {
     uint4 head = *(const uint4*)block;
-    d = subnormal_unit * low_half(head.x);
-    d_high = d / 16;
-    dmin = -sum_unit * high_half(head.x);
+    d = low_half(head.x);
+    dmin = high_half(head.x);
     // Groups 4 to 7 have their high bits above the 6 of groups 0 to 3.
     scales[0] = head.y & 0x3f3f3f3f;
     scales[1] = head.w & 0x0f0f0f0f | head.y >> 2 & 0x30303030;
@@ -27,6 +25,7 @@ struct Head {
     uint32_t four = t < 2 ? head.z & 0x3f3f3f3f : high;
     mins = add2(__byte_perm(four, magic, t & 1 ? 0x4342 : 0x4140), minus_1024);
   }
+  // d times a group's scale.
   DEVICE float scale(int group, float d, uint32_t magic) const {
     // 2^23 + scale as f32; the fused multiply-add takes 2^23 d away exactly.
     float s =
@@ -54,6 +53,7 @@ struct TcQ4_K {
       const Operand<TILES, summed, SCALED>& x,
       Sums<TILES>& total) {
     Head head0(r0, x.t, x.f16_1024), head1(r1, x.t, x.f16_1024);
+    float d0 = subnormal_unit * head0.d, d1 = subnormal_unit * head1.d;
     Sums<TILES> sums, mins;
     add_mins(mins, x, 0, head0.mins, head1.mins);
     UNROLL
@@ -68,14 +68,13 @@ struct TcQ4_K {
         Sums<TILES> group;
         step<0>(group, codes(q0.x, q1.x, mask), slot);
         step<1>(group, codes(q0.y, q1.y, mask), slot);
-        float s0 =
-            head0.scale(2 * c + h, h ? head0.d_high : head0.d, x.f32_magic);
-        float s1 =
-            head1.scale(2 * c + h, h ? head1.d_high : head1.d, x.f32_magic);
+        // The high codes are 16 q.
+        float s0 = head0.scale(2 * c + h, h ? d0 / 16 : d0, x.f32_magic);
+        float s1 = head1.scale(2 * c + h, h ? d1 / 16 : d1, x.f32_magic);
         fold(sums, group, s0, s1);
       }
     }
-    fold(sums, mins, head0.dmin, head1.dmin);
+    fold(sums, mins, -sum_unit * head0.dmin, -sum_unit * head1.dmin);
     fold_unit(total, sums, x, 1.0f, 1.0f);
   }
 };
@@ -109,6 +108,7 @@ struct TcQ5_K {
       const Operand<TILES, summed, SCALED>& x,
       Sums<TILES>& total) {
     Head head0(r0, x.t, x.f16_1024), head1(r1, x.t, x.f16_1024);
+    float d0 = subnormal_unit * head0.d, d1 = subnormal_unit * head1.d;
     Sums<TILES> sums, mins;
     add_mins(mins, x, 0, head0.mins, head1.mins);
     uint2 f0 = *(const uint2*)(r0 + 16 + 8 * x.t);
@@ -126,12 +126,12 @@ struct TcQ5_K {
             group, codes(code(q0.x, f0.x, c, h), code(q1.x, f1.x, c, h)), slot);
         step<1>(
             group, codes(code(q0.y, f0.y, c, h), code(q1.y, f1.y, c, h)), slot);
-        float s0 = head0.scale(2 * c + h, head0.d, x.f32_magic);
-        float s1 = head1.scale(2 * c + h, head1.d, x.f32_magic);
+        float s0 = head0.scale(2 * c + h, d0, x.f32_magic);
+        float s1 = head1.scale(2 * c + h, d1, x.f32_magic);
         fold(sums, group, s0, s1);
       }
     }
-    fold(sums, mins, head0.dmin, head1.dmin);
+    fold(sums, mins, -sum_unit * head0.dmin, -sum_unit * head1.dmin);
     fold_unit(total, sums, x, 1.0f, 1.0f);
   }
 };

@@ -11,74 +11,114 @@ struct alignas(64) TensorMap {
 DEVICE void cluster_start() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-DEVICE void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
 DEVICE void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Writes to the same place in another block's shared memory.
-DEVICE void put_remote(
-    float* to, uint32_t rank, uint32_t cluster, float value) {
-  if (cluster == 1) {
-    *to = value;
-    return;
-  }
+DEVICE void barrier_init(uint32_t barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier)
+               : "memory");
+}
+DEVICE void barrier_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// The one arrival, and how many bytes complete the phase.
+DEVICE void barrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile(
-      "{\n.reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "st.shared::cluster.f32 [there], %2;\n}" ::"r"(shared_address(to)),
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+      "r"(bytes)
+      : "memory");
+}
+DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Writes 16 bytes to the same place in the shared memory of a cluster's block,
+// and tells the barrier there.
+DEVICE void put_remote(
+    uint32_t to, uint32_t barrier, uint32_t rank, float4 value) {
+  asm volatile(
+      "{\n.reg .b32 there, told;\n"
+      "mapa.shared::cluster.u32 there, %0, %2;\n"
+      "mapa.shared::cluster.u32 told, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
+      "[there], {%3, %4, %5, %6}, [told];\n}" ::"r"(to),
+      "r"(barrier),
       "r"(rank),
-      "f"(value)
+      "r"(__float_as_uint(value.x)),
+      "r"(__float_as_uint(value.y)),
+      "r"(__float_as_uint(value.z)),
+      "r"(__float_as_uint(value.w))
       : "memory");
 }
 
 // A warp's ring of COPY units of 16 rows. A copy starts at 16 bytes and takes
-// rows whose distance is a multiple of that, every INTERLEAVE-th row: so that 8
-// rows take as many copies, each with up to 14 bytes before its data, and lie
-// in that order. Copies go to multiples of 128 bytes.
+// rows whose distance is a multiple of that: all 16, or every INTERLEAVE-th of
+// 8, so that these take as many copies, each with up to 14 bytes before its
+// data, and lie in that order. Copies go to multiples of 128 bytes.
 template <typename F, int COPY, int INTERLEAVE>
 struct TmaRing {
   static constexpr uint32_t size = COPY * F::bytes;
   static constexpr uint32_t before =
       F::bytes % 16 == 0 && INTERLEAVE == 1 ? 0 : 14;
-  // An odd number of 16 bytes keeps the rows of a load on different banks.
-  static constexpr uint32_t stride = 16 * ((size + before + 15) / 16 | 1);
+  // An odd number of 16 bytes keeps the rows of a load on different banks; the
+  // types with an alignment of 16 load 8 bytes a lane and need no more than 9,
+  // 11, 18 or 22.
+  static constexpr uint32_t pieces = (size + before + 15) / 16;
+  static constexpr uint32_t stride =
+      16 * (F::align == 16 && before == 0 ? pieces : pieces | 1);
   static constexpr uint32_t in_copy = 8 / INTERLEAVE;
+  static constexpr int copies = INTERLEAVE == 1 ? 1 : 2 * INTERLEAVE;
   static constexpr uint32_t copy_bytes = in_copy * stride;
-  static constexpr uint32_t slot_bytes = copy_bytes + 127 & ~127u;
+  static constexpr uint32_t slot_bytes =
+      INTERLEAVE == 1 ? copy_bytes : copy_bytes + 127 & ~127u;
   static constexpr uint32_t eight_bytes = INTERLEAVE * slot_bytes;
-  static constexpr uint32_t stage_bytes = 2 * eight_bytes;
+  static constexpr uint32_t stage_bytes = 2 * eight_bytes + 127 & ~127u;
 
-  uint8_t* base;
+  const TensorMap& w;
+  const uint8_t* memory;
+  uint32_t base; // of the warp's stages and their barriers
   uint32_t barriers;
-  uint32_t stages;
   uint32_t lane;
   uint32_t row_bytes;
-  uint32_t put = 0; // the stages in turn
-  uint32_t taken = 0;
-  uint32_t parity = 0;
 
   DEVICE TmaRing(
-      uint8_t* rings,
-      uint8_t* all_barriers,
+      const TensorMap& w,
+      const uint8_t* rings,
+      const uint8_t* all_barriers,
       uint32_t stages,
       uint32_t warp,
       uint32_t lane,
       uint32_t row_bytes)
-      : base(rings + warp * stages * stage_bytes),
+      : w(w),
+        memory(rings),
+        base(shared_address(rings) + warp * stages * stage_bytes),
         barriers(shared_address(all_barriers) + 8 * warp * stages),
-        stages(stages),
         lane(lane),
         row_bytes(row_bytes) {
-    if (lane < stages) {
-      asm volatile(
-          "mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * lane)
-          : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    // Before anything is loaded: the fence waits for that.
+    if (lane == 0) {
+      barrier_init(barriers);
     }
+    barrier_fence();
     __syncwarp();
+  }
+  // The barriers of others than the first, which take their time.
+  DEVICE void init_others(uint32_t stages) const {
+    if (lane != 0 && lane < stages) {
+      barrier_init(barriers + 8 * lane);
+    }
+    barrier_fence();
+    __syncwarp();
+  }
+  // A stage by its address.
+  DEVICE const uint8_t* at(uint32_t stage) const {
+    return memory + (stage - shared_address(memory));
   }
 
   // Which of 8 rows row g is.
@@ -91,53 +131,29 @@ struct TmaRing {
     return before ? at + (g / in_copy * row_bytes + unit * F::bytes) % 16 : at;
   }
 
-  // `rows` are left from `row` on; the engine writes zeros past the matrix.
+  // The engine writes zeros past the matrix.
   DEVICE void fill(
-      const TensorMap& w,
+      uint32_t stage,
+      uint32_t barrier,
       uint32_t unit,
       uint32_t row,
-      uint32_t rows,
-      uint32_t matrix) {
+      uint32_t matrix) const {
     if (lane == 0) {
-      bool both = rows > 8;
-      uint32_t barrier = barriers + 8 * put;
-      uint32_t to = shared_address(base) + put * stage_bytes;
-      asm volatile(
-          "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-              barrier),
-          "r"((both ? 2 : 1) * INTERLEAVE * copy_bytes)
-          : "memory");
+      barrier_expect(barrier, 2 * INTERLEAVE * copy_bytes);
       UNROLL
-      for (int i = 0; i < 2 * INTERLEAVE; ++i) {
-        if (i < INTERLEAVE || both) {
-          uint32_t from = i % INTERLEAVE * row_bytes + unit * F::bytes;
-          asm volatile(
-              "cp.async.bulk.tensor.3d.shared::cluster.global.tile"
-              ".mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
-                  "r"(to + i * slot_bytes),
-              "l"(&w),
-              "r"(from / 16 * 2),
-              "r"((row + i / INTERLEAVE * 8) / INTERLEAVE),
-              "r"(matrix),
-              "r"(barrier)
-              : "memory");
-        }
+      for (int i = 0; i < copies; ++i) {
+        uint32_t from = i % INTERLEAVE * row_bytes + unit * F::bytes;
+        asm volatile(
+            "cp.async.bulk.tensor.3d.shared::cluster.global.tile"
+            ".mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+                "r"(stage + i * slot_bytes),
+            "l"(&w),
+            "r"(from / 16 * 2),
+            "r"((row + i / INTERLEAVE * 8) / INTERLEAVE),
+            "r"(matrix),
+            "r"(barrier)
+            : "memory");
       }
     }
-    put = put + 1 == stages ? 0 : put + 1;
-  }
-  DEVICE const uint8_t* take() {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n}" ::"r"(barriers + 8 * taken),
-        "r"(parity)
-        : "memory");
-    const uint8_t* stage = base + taken * stage_bytes;
-    if (++taken == stages) {
-      taken = 0;
-      parity ^= 1;
-    }
-    return stage;
   }
 };
