@@ -102,17 +102,30 @@ class QuantizedMatmulParts : public mx::Primitive {
   static void hand_out(const array& y, Arrays& outputs) {
     int64_t first = 0;
     for (array& part : outputs) {
-      auto [size, row, col] = mx::check_contiguity(part.shape(), y.strides());
+      auto [_, row, col] = mx::check_contiguity(part.shape(), y.strides());
       part.copy_shared_buffer(
           y,
           y.strides(),
           {.contiguous = row || col,
            .row_contiguous = row,
            .col_contiguous = col},
-          size,
+          span(part.shape(), y.strides()),
           first);
       first += part.shape(-1);
     }
+  }
+
+  // From its first number to its last: operations that keep an input's strides
+  // ask for that much memory.
+  static size_t span(const mx::Shape& shape, const mx::Strides& strides) {
+    int64_t last = 0;
+    for (size_t i = 0; i < shape.size(); ++i) {
+      if (shape[i] == 0) {
+        return 0;
+      }
+      last += (shape[i] - 1) * strides[i];
+    }
+    return static_cast<size_t>(last + 1);
   }
 
   std::shared_ptr<mx::Primitive> whole_; // a QuantizedMatmul
@@ -126,8 +139,10 @@ std::vector<array> quantized_matmul_parts(
     const array& w,
     const std::string& qtype,
     const std::vector<int>& ends,
+    const std::optional<array>& bias,
     mx::StreamOrDevice s) {
-  array y = quantized_matmul(x, w, qtype, true, s);
+  array y = bias ? quantized_addmm(*bias, x, w, qtype, 1, 1, true, s)
+                 : quantized_matmul(x, w, qtype, true, s);
   if (!std::is_sorted(ends.begin(), ends.end()) ||
       (!ends.empty() && (ends[0] < 0 || ends.back() > y.shape(-1)))) {
     std::ostringstream msg;

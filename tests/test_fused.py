@@ -135,12 +135,32 @@ def test_a_new_weight_ends_the_group(way, tmp_path):
     assert np.array_equal(bits(block.v_proj(x)), bits(Block().v_proj(x)))
 
 
-def test_a_layer_with_a_bias_is_left_alone():
+def test_a_layer_alone_with_a_bias_is_left_alone():
     block = Block()
     block.q_proj.bias = mx.ones((48,))
     assert fuse(block) == 2
     assert block.q_proj._part is None
     assert block.k_proj._part is not None
+
+
+@pytest.mark.parametrize("shape", [(K,), (1, 1, K), (2, 3, K), (9, K)])
+def test_layers_with_biases(shape, monkeypatch):
+    block, plain = Block(), Block()
+    rng = np.random.default_rng(2)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        bias = mx.array(rng.uniform(-1, 1, ROWS[name]).astype(np.float32))
+        block[name].bias = plain[name].bias = bias
+    assert fuse(block) == 3
+    made = counting(monkeypatch)
+    x, _ = activations(shape, mx.float32, rng)
+    got = block(x)
+    assert 96 in made or x.size > 8 * K
+    for a, b in zip(got, plain(x), strict=True):
+        assert np.array_equal(bits(a), bits(b))
+    block.k_proj.bias = plain.k_proj.bias + 1
+    assert block.q_proj._part is None
+    assert mx.allclose(block.k_proj(x), plain.k_proj(x) + 1, atol=1e-4)
+    assert np.array_equal(bits(block.v_proj(x)), bits(plain.v_proj(x)))
 
 
 def test_gradients_and_compilation():
@@ -204,6 +224,23 @@ def test_parts_equal_a_split(M, ends, dtype):
         assert np.array_equal(bits(a), bits(b))
         # Reshaped and combined as models do, whatever its strides.
         assert np.array_equal(bits(mx.flatten(2 * a)), bits(mx.flatten(2 * b)))
+
+
+@pytest.mark.parametrize("M", [1, 4])
+def test_parts_are_turned_in_memory_of_their_own(M):
+    """MLX's rotation gives its result the strides of its input, and so much memory."""
+    _, _, op = parts_and_split(M, [32])
+    x = mx.ones((1, M, K))
+
+    def turned(part):
+        heads = part.reshape(1, M, -1, 16).transpose(0, 2, 1, 3)
+        return mx.fast.rope(heads, 16, traditional=False, base=1e4, scale=1.0, offset=3)
+
+    parts = op(x)
+    several = [turned(part) for part in parts * 8]
+    mx.eval(several)
+    for i, got in enumerate(several):
+        assert np.array_equal(bits(got), bits(turned(mx.array(np.array(parts[i % 2])))))
 
 
 def test_parts_have_derivatives_and_transformations():

@@ -79,18 +79,21 @@ ValueError
       [](const mx::array& x,
          const mx::array& w,
          const std::string& qtype,
-         const std::vector<int>& ends) {
-        return quantized_matmul_parts(x, w, qtype, ends);
+         const std::vector<int>& ends,
+         const std::optional<mx::array>& bias) {
+        return quantized_matmul_parts(x, w, qtype, ends, bias);
       },
       nb::arg(),
       nb::arg(),
       nb::arg(),
       nb::arg(),
+      nb::arg().none() = nb::none(),
       nb::sig(
           "def quantized_matmul_parts(x: mlx.core.array, w: mlx.core.array, "
-          "qtype: str, ends: collections.abc.Sequence[int], /) -> "
-          "list[mlx.core.array]"),
-      "``mx.split(quantized_matmul(x, w, qtype), ends, -1)`` as one node.");
+          "qtype: str, ends: collections.abc.Sequence[int], bias: "
+          "mlx.core.array | None = None, /) -> list[mlx.core.array]"),
+      "``mx.split(quantized_matmul(x, w, qtype), ends, -1)``, or that of\n"
+      "quantized_addmm with a bias, as one node.");
   m.def(
       "quantized_addmm",
       &quantized_addmm,

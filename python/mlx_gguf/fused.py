@@ -37,8 +37,9 @@ _ALIGNMENT = 16  # of each layer's rows, as CUDA's copies want it
 def fuse(model: Any) -> int:
     """Fuse the layers of a model that read one input.
 
-    Layers keep their parameters; when one gets another weight, its group is no more. Layers with
-    biases, and those that are alone of their type among their siblings, stay as they are.
+    Layers keep their parameters; when one gets another weight or bias, its group is no more.
+    Layers that are alone of their type among their siblings, or alone with a bias, stay as they
+    are.
 
     Parameters
     ----------
@@ -60,34 +61,40 @@ def fuse(model: Any) -> int:
 
 def _alike(layers: list[Any]) -> Iterator[list[QuantLinear]]:
     """The layers by what one product can have."""
-    by_kind: dict[tuple[str, int], list[QuantLinear]] = {}
+    by_kind: dict[tuple[str, int, mx.Dtype | None], list[QuantLinear]] = {}
     for layer in layers:
-        if type(layer) is QuantLinear and "bias" not in layer and layer._part is None:
+        if type(layer) is QuantLinear and layer._part is None:
             weight = layer["weight"]
+            bias = layer["bias"].dtype if "bias" in layer else None
             if weight.dtype == mx.uint8 and weight.nbytes % _ALIGNMENT == 0:
-                by_kind.setdefault((layer.qtype, weight.shape[1]), []).append(layer)
+                by_kind.setdefault((layer.qtype, weight.shape[1], bias), []).append(layer)
     return (group for group in by_kind.values() if len(group) > 1)
 
 
 class _Group:
-    """Layers on one weight."""
+    """Layers on one weight, and on one bias if they have some."""
 
     def __init__(self, layers: list[QuantLinear]):
         ends = list(accumulate(layer["weight"].shape[0] for layer in layers))
         self.weight = mx.concatenate([layer["weight"] for layer in layers])
+        self.bias = None
+        if "bias" in layers[0]:
+            self.bias = mx.concatenate([layer["bias"] for layer in layers])
         self.qtype = layers[0].qtype
         self.ends = ends[:-1]
         self.layers = layers
         self.parts = [_Part(self) for _ in layers]
-        rows = [self.weight[a:b] for a, b in zip([0, *self.ends], ends, strict=True)]
-        mx.eval(self.weight, rows)
-        for layer, part, weight in zip(layers, self.parts, rows, strict=True):
-            layer.weight = weight
+        for layer, begin, end in zip(layers, [0, *self.ends], ends, strict=True):
+            layer.weight = self.weight[begin:end]
+            if self.bias is not None:
+                layer.bias = self.bias[begin:end]
+        mx.eval(self.weight, self.bias, [layer.parameters() for layer in layers])
+        for layer, part in zip(layers, self.parts, strict=True):
             layer._part = part
 
     def make(self, x: mx.array) -> list[mx.array]:
         """The product with x, of which every layer gets its part when it is called."""
-        made = _ext.quantized_matmul_parts(x, self.weight, self.qtype, self.ends)
+        made = _ext.quantized_matmul_parts(x, self.weight, self.qtype, self.ends, self.bias)
         for part, y in zip(self.parts, made, strict=True):
             part.ready = (x, y)
         return made
