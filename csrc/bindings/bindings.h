@@ -12,6 +12,7 @@ void bind_cpu(nanobind::module_& m);
 void bind_fast(nanobind::module_& m);
 void bind_cuda(nanobind::module_& m);
 void bind_plans(nanobind::module_& m);
+void bind_step(nanobind::module_& m);
 void bind_tokenizer(nanobind::module_& m);
 
 } // namespace mlx_gguf

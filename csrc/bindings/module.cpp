@@ -36,5 +36,6 @@ NB_MODULE(_ext, m) {
   mlx_gguf::bind_fast(m);
   mlx_gguf::bind_cuda(m);
   mlx_gguf::bind_plans(m);
+  mlx_gguf::bind_step(m);
   mlx_gguf::bind_tokenizer(m);
 }

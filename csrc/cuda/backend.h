@@ -2,11 +2,13 @@
 // needs symbols that only MLX builds with CUDA have.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../primitives.h"
+#include "../step.h"
 
 namespace mlx_gguf::cuda {
 
@@ -26,6 +28,13 @@ struct Backend {
       mx::Stream s);
   void (*dequantize)(
       const array& w, array& out, const Format& format, mx::Stream s);
+  // One token through all layers: see step.h.
+  void (*step)(
+      const array& x,
+      array& out,
+      const std::shared_ptr<History>& history,
+      int position,
+      mx::Stream s);
   // Gives out its data, a copy of host memory in the device's own, and waits.
   void (*upload)(array& out, const void* from, mx::Stream s);
   // What a report should say of the device and its software, by name.

@@ -21,6 +21,16 @@ struct Launch {
 // which has no buffer.
 void* address(const std::optional<array>& a);
 
+// While one is alive, what its thread enqueues goes to this CUDA stream
+// instead, in the order of the calls whatever they read and write.
+class AtOnce {
+ public:
+  explicit AtOnce(CUstream stream);
+  ~AtOnce();
+  AtOnce(const AtOnce&) = delete;
+  AtOnce& operator=(const AtOnce&) = delete;
+};
+
 // `inputs` and `out` order the node among others; `arguments` point to what the
 // kernel is given.
 void enqueue(

@@ -4,6 +4,7 @@
 
 #include "cuda/backend.h"
 #include "cuda/launch.h"
+#include "cuda/step_eval.h"
 #include "gpu/batch.h"
 #include "gpu/nodes.h"
 #include "mlx/allocator.h"
@@ -176,6 +177,6 @@ extern "C" __attribute__((visibility("default"))) const mlx_gguf::cuda::Backend*
 mlx_gguf_cuda_backend() {
   using namespace mlx_gguf::cuda;
   static const Backend backend{
-      quantized_matmul, gather_qmm, dequantize, upload, describe};
+      quantized_matmul, gather_qmm, dequantize, step, upload, describe};
   return &backend;
 }

@@ -4,6 +4,8 @@
 #include <nvrtc.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -168,8 +170,7 @@ CUfunction load(const Compiled& kernel) {
   return out;
 }
 
-CUfunction make(const Plan& plan, const Format& format, mx::Dtype x) {
-  std::string kernel = kernel_name(plan, format, x);
+CUfunction make(const std::string& kernel, const std::string& function) {
   fs::path file = cache_file(kernel);
   if (!file.empty()) {
     Compiled stored = read_cache(file);
@@ -181,7 +182,7 @@ CUfunction make(const Plan& plan, const Format& format, mx::Dtype x) {
       }
     }
   }
-  Compiled made = compile(kernel, function_of(plan, format, x));
+  Compiled made = compile(kernel, function);
   if (!file.empty()) {
     write_cache(file, made);
   }
@@ -269,9 +270,31 @@ CUfunction function(const Plan& plan, const Format& format, mx::Dtype x) {
   mx::cu::device(mx::Device(mx::Device::gpu)).make_current();
   // Outside the lock: other kernels stay usable while this one compiles. Of two
   // threads that make the same one, the first stays.
-  CUfunction made = make(plan, format, x);
+  CUfunction made =
+      make(kernel_name(plan, format, x), function_of(plan, format, x));
   std::unique_lock lock(mutex);
   return functions.emplace(key, made).first->second;
+}
+
+CUfunction function(const std::string& expression) {
+  static std::shared_mutex mutex;
+  static auto& functions = *new std::unordered_map<std::string, CUfunction>;
+  {
+    std::shared_lock lock(mutex);
+    if (auto it = functions.find(expression); it != functions.end()) {
+      return it->second;
+    }
+  }
+  mx::cu::device(mx::Device(mx::Device::gpu)).make_current();
+  std::string kernel = "gguf_" + expression;
+  std::replace_if(
+      kernel.begin(),
+      kernel.end(),
+      [](unsigned char c) { return !std::isalnum(c); },
+      '_');
+  CUfunction made = make(kernel, expression);
+  std::unique_lock lock(mutex);
+  return functions.emplace(expression, made).first->second;
 }
 
 } // namespace mlx_gguf::cuda

@@ -19,6 +19,9 @@ const Gpu& gpu();
 // driver's message. Any thread; the device is current afterwards.
 CUfunction function(const Plan& plan, const Format& format, mlx::core::Dtype x);
 
+// The kernel of a C++ name, such as "gated<half_t>", likewise.
+CUfunction function(const std::string& expression);
+
 // The device, the driver's and the compiler's CUDA, and where kernels are kept.
 std::vector<std::pair<std::string, std::string>> describe();
 

@@ -116,8 +116,11 @@ def quantized_matmul(x: mlx.core.array, w: mlx.core.array, /, qtype: str, transp
         Unknown or unsupported type, or shapes or dtypes that do not fit.
     """
 
-def quantized_matmul_parts(x: mlx.core.array, w: mlx.core.array, qtype: str, ends: Sequence[int], /) -> list[mlx.core.array]:
-    """``mx.split(quantized_matmul(x, w, qtype), ends, -1)`` as one node."""
+def quantized_matmul_parts(x: mlx.core.array, w: mlx.core.array, qtype: str, ends: Sequence[int], bias: mlx.core.array | None = None, /) -> list[mlx.core.array]:
+    """
+    ``mx.split(quantized_matmul(x, w, qtype), ends, -1)``, or that of
+    quantized_addmm with a bias, as one node.
+    """
 
 def quantized_addmm(c: mlx.core.array, x: mlx.core.array, w: mlx.core.array, /, qtype: str, alpha: float = 1.0, beta: float = 1.0, transpose: bool = True, *, stream: mlx.core.Stream | mlx.core.DeviceType | mlx.core.Device | None = None) -> mlx.core.array:
     """
@@ -383,6 +386,47 @@ def metal_kernels() -> list[str]:
 
 def metal_kernel_name(plan: Plan, qtype: str, dtype: str) -> str:
     """The Metal kernel of a plan."""
+
+class Stack:
+    """A model's layers and its last norm."""
+
+    def __init__(self, norm: mlx.core.array, *, inner: int, heads: int, kv_heads: int, head_dim: int, eps: float, scale: float, traditional: bool, gain: float, speeds: Sequence[float]) -> None: ...
+
+    def add_layer(self, *, input_norm: mlx.core.array, qkv: Sequence[tuple[mlx.core.array, str, mlx.core.array | None]], q_norm: mlx.core.array | None, k_norm: mlx.core.array | None, output: tuple[mlx.core.array, str, mlx.core.array | None], mlp_norm: mlx.core.array, gate_up: Sequence[tuple[mlx.core.array, str, mlx.core.array | None]], down: tuple[mlx.core.array, str, mlx.core.array | None]) -> None:
+        """Layers in their order; ValueError where shapes do not fit."""
+
+    @property
+    def dtype(self) -> mlx.core.Dtype:
+        """Of activations."""
+
+class History:
+    """Keys and values that steps write to in place."""
+
+    @property
+    def capacity(self) -> int:
+        """Tokens it has room for."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of a layer."""
+
+def begin_history(stack: Stack, keys: Sequence[mlx.core.array], values: Sequence[mlx.core.array], length: int) -> History | None:
+    """
+    A copy of the first ``length`` rows of a cache's arrays with room for
+    more; None if they are not the stack's.
+    """
+
+def step(history: History, x: mlx.core.array, position: int, last: mlx.core.array | None, /) -> mlx.core.array | None:
+    """
+    All layers and the last norm as one node; None where the layers are to
+    be called. ``last`` is what the step before gave.
+    """
+
+def read_history(history: History, layer: int, last: mlx.core.array | None) -> tuple[mlx.core.array, mlx.core.array]:
+    """
+    A layer's keys and values after the step that gave ``last``; no other
+    may follow.
+    """
 
 def splits(tokens: list[str], order: list[int]) -> list[tuple[str, str]]:
     """Pairs of tokens whose union is a token of `order`, in that order."""

@@ -115,6 +115,10 @@ def load_model(
         cpu_fast.install()
     elif _ext.has_cuda():
         fuse(model)
+        if os.environ.get("MLX_GGUF_CUDA_STEP") != "0":
+            from .step import install
+
+            install(model)
     return model
 
 

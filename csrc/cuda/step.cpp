@@ -1,0 +1,336 @@
+// One token through all layers: eight kernels each, recorded once as a graph
+// that every token launches. What differs between tokens is in memory.
+#include "step.h"
+
+#include "cuda/attend.h"
+#include "cuda/launch.h"
+#include "cuda/step_eval.h"
+#include "gpu/batch.h"
+#include "gpu/nodes.h"
+#include "mlx/allocator.h"
+#include "mlx/backend/cuda/utils.h"
+#include "mlx/ops.h"
+
+namespace mlx_gguf::cuda {
+
+namespace {
+
+CUdeviceptr place_of(const array& a) {
+  return reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(a));
+}
+
+// Arrays in one piece of memory.
+class Memory {
+ public:
+  array piece(int64_t N, mx::Dtype dtype) {
+    pieces_.push_back(array({1, static_cast<int>(N)}, dtype, nullptr, {}));
+    return pieces_.back();
+  }
+  // To be called once, after the last piece; gives all of them their data.
+  void allocate() {
+    constexpr int64_t alignment = 256;
+    auto rounded = [](const array& a) {
+      return ceil_div(static_cast<int64_t>(a.nbytes()), alignment) * alignment;
+    };
+    int64_t size = 0, used = 0;
+    for (const array& a : pieces_) {
+      size += rounded(a);
+    }
+    array whole = scratch(size);
+    for (array& a : pieces_) {
+      a.copy_shared_buffer(
+          whole,
+          a.strides(),
+          {.contiguous = true, .row_contiguous = true, .col_contiguous = true},
+          a.size(),
+          used / static_cast<int64_t>(a.itemsize()));
+      used += rounded(a);
+    }
+  }
+
+ private:
+  std::vector<array> pieces_;
+};
+
+int most_blocks_of(const History& history, const AttendPlan& plan) {
+  // More would only wait for each other.
+  int64_t at_once =
+      ceil_div(2 * gpu().processors * plan.heads, history.stack->sizes().heads);
+  int64_t enough = attend_split(history.capacity, history.capacity).blocks;
+  return static_cast<int>(std::min(at_once, enough));
+}
+
+// What all steps of a history need, made with the first of them.
+class Workspace {
+ public:
+  Workspace(const History& history, mx::Stream s);
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  void run(const array& x, array& out, int position, mx::Stream s);
+
+ private:
+  void record(mx::Stream s);
+  bool moved() const;
+  void* fixed(const array& a);
+  void layers(mx::Stream s);
+  void product(
+      const std::vector<Projection>& parts,
+      const array& x,
+      const std::optional<array>& c,
+      const array& out,
+      mx::Stream s);
+  void norm(const array& x, void* weight, array& out, mx::Stream s);
+  void attend(
+      const Layer& layer, const array& keys, const array& values, mx::Stream s);
+  void gate(mx::Stream s);
+
+  const History& history_; // which has this
+  const Stack& stack_;
+  const Sizes& sizes_;
+  AttendPlan plan_;
+  int most_blocks_;
+  Memory memory_;
+  array h_, normed_, qkv_, attended_, middle_, gate_up_, gated_;
+  array partial_, done_, params_;
+  AttendParams told_{};
+  CUfunction norm_kernel_, attend_kernel_, gate_kernel_;
+  // The last is the one to launch; the others may still run.
+  std::vector<CUgraphExec> graphs_;
+  // What is not the workspace's own, with its address in the last graph.
+  std::vector<std::pair<array, void*>> fixed_;
+};
+
+Workspace::Workspace(const History& history, mx::Stream s)
+    : history_(history),
+      stack_(*history.stack),
+      sizes_(stack_.sizes()),
+      plan_(attend_plan(sizes_, history.capacity)),
+      most_blocks_(most_blocks_of(history, plan_)),
+      h_(memory_.piece(sizes_.hidden, stack_.dtype())),
+      normed_(memory_.piece(sizes_.hidden, stack_.dtype())),
+      qkv_(memory_.piece(sizes_.queries() + 2 * sizes_.keys(), stack_.dtype())),
+      attended_(memory_.piece(sizes_.queries(), stack_.dtype())),
+      middle_(memory_.piece(sizes_.hidden, stack_.dtype())),
+      gate_up_(memory_.piece(2 * sizes_.inner, stack_.dtype())),
+      gated_(memory_.piece(sizes_.inner, stack_.dtype())),
+      partial_(memory_.piece(
+          int64_t{sizes_.heads} * most_blocks_ * (sizes_.head_dim + 2),
+          mx::float32)),
+      done_(memory_.piece(sizes_.heads, mx::uint32)),
+      params_(memory_.piece(sizeof(AttendParams), mx::uint8)) {
+  memory_.allocate();
+  mx::Dtype dtype = stack_.dtype();
+  std::string T = dtype == mx::float16    ? "half_t"
+                  : dtype == mx::bfloat16 ? "bfloat_t"
+                                          : "float";
+  std::string numbers;
+  for (int n : {sizes_.head_dim, plan_.heads, plan_.lanes, attend_warps}) {
+    numbers += ", " + std::to_string(n);
+  }
+  norm_kernel_ = function("rms_norm<" + T + ">");
+  gate_kernel_ = function("gated<" + T + ">");
+  attend_kernel_ = function("attend<" + T + numbers + ">");
+  told_.capacity = static_cast<uint32_t>(history.capacity);
+  told_.group = static_cast<uint32_t>(sizes_.heads / sizes_.kv_heads);
+  told_.pairs = static_cast<uint32_t>(sizes_.speeds.size());
+  told_.traditional = sizes_.traditional;
+  told_.eps = sizes_.eps;
+  told_.scale = sizes_.scale * 1.44269504f; // log2(e)
+  CUstream stream = mx::cu::get_command_encoder(s).stream();
+  check(
+      cuMemsetD32Async(place_of(done_), 0, done_.size(), stream),
+      "clear memory");
+}
+
+Workspace::~Workspace() {
+  mx::cu::device(mx::Device(mx::Device::gpu)).make_current();
+  for (CUgraphExec graph : graphs_) {
+    cuGraphExecDestroy(graph);
+  }
+}
+
+void* Workspace::fixed(const array& a) {
+  void* at = mx::gpu_ptr<void>(a);
+  fixed_.push_back({a, at});
+  return at;
+}
+
+// MLX moves an array that the host reads.
+bool Workspace::moved() const {
+  return std::any_of(fixed_.begin(), fixed_.end(), [](auto& entry) {
+    return mx::gpu_ptr<void>(entry.first) != entry.second;
+  });
+}
+
+void Workspace::record(mx::Stream s) {
+  fixed_.clear();
+  struct Guard {
+    CUstream stream = nullptr;
+    CUgraph graph = nullptr;
+    ~Guard() {
+      if (graph) {
+        cuGraphDestroy(graph);
+      }
+      cuStreamDestroy(stream);
+    }
+  } made;
+  check(cuStreamCreate(&made.stream, CU_STREAM_NON_BLOCKING), "make a stream");
+  // Relaxed: kernels may be compiled and memory allocated meanwhile.
+  check(
+      cuStreamBeginCapture(made.stream, CU_STREAM_CAPTURE_MODE_RELAXED),
+      "record a stream");
+  {
+    AtOnce recorded(made.stream);
+    try {
+      layers(s);
+    } catch (...) {
+      cuStreamEndCapture(made.stream, &made.graph);
+      throw;
+    }
+  }
+  check(cuStreamEndCapture(made.stream, &made.graph), "record kernels");
+  CUgraphExec graph = nullptr;
+  check(cuGraphInstantiate(&graph, made.graph, 0), "make a graph");
+  graphs_.push_back(graph);
+}
+
+void Workspace::layers(mx::Stream s) {
+  for (size_t i = 0; i < stack_.layers().size(); ++i) {
+    const Layer& layer = stack_.layers()[i];
+    norm(h_, fixed(layer.input_norm), normed_, s);
+    product(layer.qkv, normed_, {}, qkv_, s);
+    attend(layer, history_.keys[i], history_.values[i], s);
+    product({layer.output}, attended_, h_, middle_, s);
+    norm(middle_, fixed(layer.mlp_norm), normed_, s);
+    product(layer.gate_up, normed_, {}, gate_up_, s);
+    gate(s);
+    product({layer.down}, gated_, middle_, h_, s);
+  }
+}
+
+void Workspace::run(const array& x, array& out, int position, mx::Stream s) {
+  std::vector<float> turns = turns_at(sizes_, position);
+  std::copy_n(turns.data(), told_.pairs, told_.cosines);
+  std::copy_n(turns.data() + told_.pairs, told_.pairs, told_.sines);
+  if (graphs_.empty() || moved()) {
+    record(s);
+  }
+  AttendSplit split = attend_split(position, most_blocks_);
+  told_.position = static_cast<uint32_t>(position);
+  told_.split = static_cast<uint32_t>(split.rows);
+  told_.blocks = static_cast<uint32_t>(split.blocks);
+  auto& encoder = mx::cu::get_command_encoder(s);
+  encoder.commit(); // what MLX has enqueued so far comes first
+  CUstream stream = encoder.stream();
+  check(
+      cuMemcpyHtoDAsync(place_of(params_), &told_, sizeof(told_), stream),
+      "copy a token's numbers");
+  check(
+      cuMemcpyDtoDAsync(place_of(h_), place_of(x), x.nbytes(), stream),
+      "copy a token");
+  check(cuGraphLaunch(graphs_.back(), stream), "launch a graph");
+  AtOnce at_once(stream);
+  norm(h_, mx::gpu_ptr<void>(stack_.norm()), out, s);
+}
+
+// Products that write one after the other; c is added.
+void Workspace::product(
+    const std::vector<Projection>& parts,
+    const array& x,
+    const std::optional<array>& c,
+    const array& out,
+    mx::Stream s) {
+  int64_t first = 0;
+  for (const Projection& part : parts) {
+    const Format& format = *part.format;
+    Operands in{aligned(part.w, format.alignment, s), x, c ? c : part.bias};
+    fixed(*in.w);
+    if (part.bias) {
+      fixed(*part.bias);
+    }
+    auto p = params_of<Params>(*in.w, format);
+    p.M = 1;
+    p.w_step = 0;
+    p.y_step = p.c_step = p.N;
+    p.has_c = in.c.has_value();
+    bool copies = place_of(*in.w) % 16 == 0;
+    Plan plan = choose(format, x.dtype(), 1, p.N, p.K, 1, true, copies, gpu());
+    array y({1, part.N()}, out.dtype(), nullptr, {});
+    y.copy_shared_buffer(out, y.strides(), out.flags(), y.size(), first);
+    first += part.N();
+    launch(plan, format, p, in, y, 1, 1, s);
+  }
+}
+
+void Workspace::norm(const array& x, void* weight, array& out, mx::Stream s) {
+  auto N = static_cast<uint32_t>(x.size());
+  float eps = sizes_.eps;
+  void *from = mx::gpu_ptr<void>(x), *to = mx::gpu_ptr<void>(out);
+  auto threads =
+      static_cast<unsigned>(std::min<int64_t>(1024, 32 * ceil_div(N / 8, 32)));
+  enqueue(
+      norm_kernel_,
+      {{1, 1, 1}, {threads, 1, 1}},
+      {},
+      out,
+      {&from, &weight, &to, &N, &eps},
+      s);
+}
+
+void Workspace::attend(
+    const Layer& layer, const array& keys, const array& values, mx::Stream s) {
+  void *qkv = mx::gpu_ptr<void>(qkv_), *y = mx::gpu_ptr<void>(attended_);
+  void* q_norm = layer.q_norm ? fixed(*layer.q_norm) : nullptr;
+  void* k_norm = layer.k_norm ? fixed(*layer.k_norm) : nullptr;
+  void *k = fixed(keys), *v = fixed(values);
+  void *partial = mx::gpu_ptr<void>(partial_), *done = mx::gpu_ptr<void>(done_);
+  void* params = mx::gpu_ptr<void>(params_);
+  auto heads = static_cast<unsigned>(sizes_.heads / plan_.heads);
+  auto blocks = static_cast<unsigned>(most_blocks_);
+  enqueue(
+      attend_kernel_,
+      {{heads, blocks, 1}, {32 * attend_warps, 1, 1}},
+      {},
+      attended_,
+      {&qkv, &q_norm, &k_norm, &k, &v, &y, &partial, &done, &params},
+      s);
+}
+
+void Workspace::gate(mx::Stream s) {
+  auto N = static_cast<uint32_t>(gated_.size());
+  void *from = mx::gpu_ptr<void>(gate_up_), *to = mx::gpu_ptr<void>(gated_);
+  auto blocks = static_cast<unsigned>(ceil_div(N / 8, 256));
+  enqueue(
+      gate_kernel_,
+      {{blocks, 1, 1}, {256, 1, 1}},
+      {},
+      gated_,
+      {&from, &to, &N},
+      s);
+}
+
+} // namespace
+
+void step(
+    const array& x,
+    array& out,
+    const std::shared_ptr<History>& history,
+    int position,
+    mx::Stream s) {
+  out.set_data(mx::allocator::malloc(out.nbytes()));
+  array row = x.flags().row_contiguous
+                  ? x
+                  : temporary(evaluate(mx::contiguous(x, false, s)), s);
+  auto* workspace = static_cast<Workspace*>(history->workspace.get());
+  if (!workspace) {
+    auto made = std::make_shared<Workspace>(*history, s);
+    workspace = made.get();
+    history->workspace = std::move(made);
+  }
+  workspace->run(row, out, position, s);
+  mx::cu::get_command_encoder(s).add_completed_handler([history] {});
+}
+
+} // namespace mlx_gguf::cuda
