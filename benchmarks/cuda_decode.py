@@ -3,10 +3,11 @@
     python benchmarks/cuda_decode.py --json results.json --profile
     python benchmarks/cuda_decode.py --layers 4             # a quick look
 
-mlx-lm's Llama class in the sizes of Llama 3 8B, with our layers on random Q4_K blocks (fused as
-loading does it, and apart) and with MLX's quantised layers of groups of 64 and of 32. Decoding goes
-through mlx-lm's generate_step; the contenders take turns and figures are medians. First the logits
-are compared with those of the same weights written out in float32. Where a token's time goes is
+mlx-lm's Llama class in the sizes of Llama 3 8B, with our layers on random Q4_K blocks (a token's
+layers in one operation, as loading does it; called one by one and fused; and those apart) and with
+MLX's quantised layers of groups of 64 and of 32. Decoding goes through mlx-lm's generate_step; the
+contenders take turns and figures are medians. First the logits are compared with those of the same
+weights written out in float32. Where a token's time goes is
 asked of the host's clock and, with --profile, of PyTorch's profiler, which sees every kernel of the
 process.
 """
@@ -37,12 +38,13 @@ import mlx_gguf as gg
 from mlx_gguf.fused import fuse
 from mlx_gguf.nn import QuantEmbedding, QuantLinear
 from mlx_gguf.progress import Progress
+from mlx_gguf.step import install
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from blocks import random_blocks
 
 QTYPE = "q4_k"
-OURS, APART = "mlx-gguf Q4_K", "mlx-gguf Q4_K, apart"
+OURS, FUSED, APART = (f"mlx-gguf Q4_K{way}" for way in ("", ", no step", ", apart"))
 PROMPT = list(range(1, 9))
 WARM, LONG = 16, 2048
 
@@ -131,11 +133,12 @@ def logits_error(dtype: mx.Dtype, progress: Progress) -> dict[str, float]:
     ids = mx.array([[i % 1000 for i in range(1, 257)]])
     ref = dense_twin(model)(ids).astype(mx.float32)
     fuse(model)
+    install(model)
     past = make_prompt_cache(model)
-    few = [model(ids[:, i : i + 1], cache=past) for i in range(8)]
+    few = [model(ids[:, i : i + 1], cache=past) for i in range(256)]
     error = {}
     for name, y in (
-        ("1 row", mx.concatenate(few, 1)),
+        ("1 row each", mx.concatenate(few, 1)),
         ("8 rows", model(ids[:, :8])),
         ("256 rows", model(ids)),
     ):
@@ -214,14 +217,14 @@ def nbytes(model: Any) -> int:
     return sum(a.nbytes for name, a in parameters if "embed_tokens" not in name)
 
 
-def apart(fused: Any) -> Any:
-    """The same weights, a product each."""
-    model = llama.Model(fused.args)
+def same(other: Any, apart: bool = False) -> Any:
+    """A model of the same weights, perhaps with a product each."""
+    model = llama.Model(other.args)
     made = []
-    for name, module in fused.named_modules():
-        if isinstance(module, QuantLinear):
+    for name, module in other.named_modules():
+        if isinstance(module, QuantLinear) and apart:
             made.append((name, QuantLinear.from_packed(module.weight, QTYPE)))
-        elif isinstance(module, (QuantEmbedding, nn.RMSNorm)):
+        elif isinstance(module, (QuantLinear, QuantEmbedding, nn.RMSNorm)):
             made.append((name, module))
     model.update_modules(tree_unflatten(made))
     model.eval()
@@ -231,7 +234,8 @@ def apart(fused: Any) -> Any:
 def contenders(args: argparse.Namespace, dtype: mx.Dtype, progress: Progress) -> dict[str, Any]:
     ours = our_model(args.layers, dtype, progress)
     fuse(ours)
-    out = {OURS: ours, APART: apart(ours)}
+    out = {OURS: ours, FUSED: same(ours), APART: same(ours, apart=True)}
+    install(ours)
     for group_size in args.group_sizes:
         name = f"MLX 4-bit, groups of {group_size}"
         out[name] = mlx_model(args.layers, dtype, group_size, progress)
