@@ -35,8 +35,10 @@ struct Backend {
       const std::shared_ptr<History>& history,
       int position,
       mx::Stream s);
-  // Gives out its data, a copy of host memory in the device's own, and waits.
-  void (*upload)(array& out, const void* from, mx::Stream s);
+  // Copies host memory into an array's, in large pieces, and waits.
+  void (*upload)(array& to, const void* from, size_t nbytes);
+  // The same for a node's output, which gets memory of the device's own.
+  void (*upload_output)(array& out, const void* from, mx::Stream s);
   // What a report should say of the device and its software, by name.
   std::vector<std::pair<std::string, std::string>> (*describe)();
 };

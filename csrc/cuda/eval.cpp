@@ -156,17 +156,19 @@ void dequantize(
   launch_dequantize(format, p, as_blocks(packed, format, s), out, s);
 }
 
-void upload(array& out, const void* from, mx::Stream s) {
-  mx::cu::device(s.device).make_current();
+void upload(array& to, const void* from, size_t nbytes) {
+  mx::cu::device(mx::Device(mx::Device::gpu)).make_current();
+  check(
+      cuMemcpyHtoD(
+          reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(to)), from, nbytes),
+      "copy to the device");
+}
+
+void upload_output(array& out, const void* from, mx::Stream s) {
   auto& encoder = mx::cu::get_command_encoder(s);
   out.set_data(mx::cu::malloc_async(out.nbytes(), encoder));
   encoder.synchronize(); // whose nodes may have used this memory before
-  check(
-      cuMemcpyHtoD(
-          reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(out)),
-          from,
-          out.nbytes()),
-      "copy to the device");
+  upload(out, from, out.nbytes());
 }
 
 } // namespace
@@ -177,6 +179,12 @@ extern "C" __attribute__((visibility("default"))) const mlx_gguf::cuda::Backend*
 mlx_gguf_cuda_backend() {
   using namespace mlx_gguf::cuda;
   static const Backend backend{
-      quantized_matmul, gather_qmm, dequantize, step, upload, describe};
+      quantized_matmul,
+      gather_qmm,
+      dequantize,
+      step,
+      upload,
+      upload_output,
+      describe};
   return &backend;
 }

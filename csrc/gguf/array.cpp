@@ -11,6 +11,7 @@
 
 #include "cuda/backend.h"
 #include "mlx/backend/gpu/device_info.h"
+#include "mlx/ops.h"
 #include "mlx/primitives.h"
 #include "mlx/utils.h"
 
@@ -86,7 +87,17 @@ Placement copy_aligned(
   return {std::move(data), offset};
 }
 
-// Copies a tensor of a file to a GPU's own memory.
+// A copy in a GPU's own memory, made at once: what MLX's allocator hands out
+// here is memory that host and device share, which is slower.
+mx::array on_device(
+    const std::byte* from, const mx::Shape& shape, mx::Dtype dtype) {
+  mx::array out = mx::zeros(shape, dtype, mx::Device(mx::Device::gpu));
+  out.eval();
+  cuda::loaded()->upload(out, from, out.nbytes());
+  return out;
+}
+
+// The same, made when it is evaluated.
 class Upload : public mx::UnaryPrimitive {
  public:
   Upload(
@@ -104,7 +115,7 @@ class Upload : public mx::UnaryPrimitive {
     const auto& mapping = file_->mapping(tensor_.shard);
     mapping->check_length(file_->paths()[tensor_.shard]);
     const std::byte* data = mapping->bytes().data() + tensor_.offset;
-    cuda::loaded()->upload(out, data, stream());
+    cuda::loaded()->upload_output(out, data, stream());
   }
   const char* name() const override {
     return "GGUFUpload";
@@ -160,13 +171,13 @@ mx::array tensor_array(
   const auto& mapping = file->mapping(tensor.shard);
   mapping->check_length(file->paths()[tensor.shard]);
   if (cuda::loaded() && mx::default_device() == mx::Device::gpu) {
+    if (!later) {
+      const std::byte* data = mapping->bytes().data();
+      return on_device(data + tensor.offset, shape, dtype);
+    }
     auto copy = std::make_shared<Upload>(
         mx::default_stream(mx::Device::gpu), file, tensor);
-    mx::array out(std::move(shape), dtype, std::move(copy), {});
-    if (!later) {
-      out.eval();
-    }
-    return out;
+    return mx::array(std::move(shape), dtype, std::move(copy), {});
   }
   Placement placed = place(mapping, tensor);
   mx::array out(std::move(placed.data), std::move(shape), dtype);

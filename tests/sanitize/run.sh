@@ -50,7 +50,7 @@ done
 
 extension address "-fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all"
 suite="matmul gather dequantize layouts transforms validation streams stress nn gguf_reader"
-suite="$suite gguf_mapping isa blocks formats export fixed_point cpu_gate fused"
+suite="$suite gguf_mapping isa blocks formats export fixed_point cpu_gate fused step"
 files=$(for name in $suite; do echo "$root/tests/test_$name.py"; done)
 sanitized address "libasan.so libubsan.so" -m pytest -q -p no:cacheprovider $files \
   "$root/tests/attacks/test_attacks.py" -s "$@"
