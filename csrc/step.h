@@ -145,15 +145,18 @@ inline std::vector<float> turns_at(const Sizes& sizes, int position) {
   return out;
 }
 
-namespace cpu {
-
-void step(
+// Each backend's evaluation.
+using StepFunction = void(
     const array& x,
     array& out,
     const std::shared_ptr<History>& history,
     int position,
     mx::Stream s);
-
-} // namespace cpu
+namespace cpu {
+StepFunction step;
+}
+namespace cuda {
+StepFunction step; // in the shared object: cuda/backend.h
+}
 
 } // namespace mlx_gguf

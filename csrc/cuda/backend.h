@@ -2,7 +2,6 @@
 // needs symbols that only MLX builds with CUDA have.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,12 +28,7 @@ struct Backend {
   void (*dequantize)(
       const array& w, array& out, const Format& format, mx::Stream s);
   // One token through all layers: see step.h.
-  void (*step)(
-      const array& x,
-      array& out,
-      const std::shared_ptr<History>& history,
-      int position,
-      mx::Stream s);
+  StepFunction* step;
   // Copies host memory into an array's, in large pieces, and waits.
   void (*upload)(array& to, const void* from, size_t nbytes);
   // The same for a node's output, which gets memory of the device's own.

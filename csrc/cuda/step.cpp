@@ -4,7 +4,6 @@
 
 #include "cuda/attend.h"
 #include "cuda/launch.h"
-#include "cuda/step_eval.h"
 #include "gpu/batch.h"
 #include "gpu/nodes.h"
 #include "mlx/allocator.h"
