@@ -97,7 +97,12 @@ class Step : public mx::UnaryPrimitive {
  private:
   // The first step's inputs are what the history begins with.
   void take(const Arrays& inputs) {
-    size_t layers = first_ ? history_->stack->layers().size() : 0;
+    if (!first_) {
+      return;
+    }
+    size_t layers = history_->stack->layers().size();
+    history_->keys.clear();
+    history_->values.clear();
     for (size_t i = 0; i < 2 * layers; ++i) {
       const array& from = inputs[1 + i];
       array mine(from.shape(), from.dtype(), nullptr, {});
@@ -216,6 +221,9 @@ std::shared_ptr<History> begin_history(
     mx::StreamOrDevice s) {
   const Sizes& sizes = stack->sizes();
   size_t layers = stack->layers().size();
+  if (native_ops() || !has_kernels(mx::to_stream(s), sizes)) {
+    return nullptr;
+  }
   if (keys.size() != layers || values.size() != layers || length < 1) {
     return nullptr;
   }

@@ -96,7 +96,7 @@ class Stack : public std::enable_shared_from_this<Stack> {
 
 // Keys and values of the tokens so far, [1, kv_heads, capacity, head_dim] for
 // every layer, which steps write to in place: nobody else has them before
-// read(), and no step may follow it.
+// read_history(), and no step may follow it.
 struct History : std::enable_shared_from_this<History> {
   std::shared_ptr<const Stack> stack;
   int capacity;

@@ -62,10 +62,10 @@ def ring_places(ranks: int, folder: Path) -> list[dict[str, str]]:
 def nccl_places(ranks: int, folder: Path) -> list[dict[str, str]]:
     """The same for ranks with a GPU each."""
     first = {"NCCL_HOST_IP": "127.0.0.1", "NCCL_PORT": str(free_ports(1)[0])}
+    first["MLX_WORLD_SIZE"] = str(ranks)
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")
     return [
-        first
-        | {"MLX_WORLD_SIZE": str(ranks), "MLX_RANK": str(rank), "CUDA_VISIBLE_DEVICES": str(rank)}
-        for rank in range(ranks)
+        first | {"MLX_RANK": str(rank), "CUDA_VISIBLE_DEVICES": gpus[rank]} for rank in range(ranks)
     ]
 
 

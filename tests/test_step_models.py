@@ -62,6 +62,10 @@ CHANGES = {
     "norm": lambda m, o: setattr(m.layers[1].input_layernorm, "weight", o.input_layernorm.weight),
     "module": lambda m, o: setattr(m.layers[1].self_attn, "k_proj", o.self_attn.k_proj),
     "layer": lambda m, o: m.model.layers.__setitem__(1, o),
+    "later bias": lambda m, o: setattr(
+        m.layers[1].self_attn.o_proj, "bias", o.input_layernorm.weight
+    ),
+    "fewer layers": lambda m, o: m.model.layers.pop(),
     "update": lambda m, o: m.layers[1].update({"mlp": {"up_proj": o.mlp.up_proj.parameters()}}),
 }
 
@@ -74,6 +78,26 @@ def test_changed_models(what, steps):
     ids = ids_of(8)
     logits = [feed(m, make_prompt_cache(m), ids, [4] + [1] * 4) for m in models]
     assert error(*logits) < 1e-5
+    assert steps == []
+
+
+def test_groups_that_are_no_run(steps):
+    """q and v are one product, for k is of another type."""
+    models = [make("llama", types={"k_proj": "q6_k"}) for make in (stepping, build)]
+    ids = ids_of(8)
+    logits = [feed(m, make_prompt_cache(m), ids, [4] + [1] * 4) for m in models]
+    assert error(*logits) < 1e-5
+    assert steps == [4, 5, 6, 7]
+
+
+def test_without_caches_or_without_inputs(steps):
+    model, plain = stepping("llama"), build("llama")
+    token = mx.array([[3]])
+    for cache in (None, [None] * 3):
+        assert error(model(token, cache=cache), plain(token, cache=cache)) < 1e-5
+    x = plain.model.embed_tokens(token)
+    y, expected = (m.model(None, None, input_embeddings=x) for m in (model, plain))
+    assert error(y, expected) < 1e-5
     assert steps == []
 
 

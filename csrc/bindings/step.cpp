@@ -121,7 +121,7 @@ void bind_step(nb::module_& m) {
           "nbytes",
           [](const History& self) {
             const Sizes& sizes = self.stack->sizes();
-            return 2 * self.capacity * sizes.keys() *
+            return int64_t{2} * self.capacity * sizes.keys() *
                    mx::size_of(self.stack->dtype());
           },
           "Of a layer.");

@@ -193,6 +193,9 @@ mx::array tensor_array(
 }
 
 void release_pages(const mx::array& a) {
+  if (cuda::loaded()) { // whose arrays are copies, and move when they are read
+    return;
+  }
   if (a.is_available() && a.flags().contiguous && a.nbytes() > 0) {
     Mapping::forget(a.data<std::byte>(), a.data_size() * a.itemsize());
   }

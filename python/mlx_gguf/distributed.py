@@ -3,7 +3,7 @@
 ``mlx.nn.layers.distributed.shard_linear`` and ``shard_inplace``, and with them
 the ``shard`` method of mlx-lm's models, take our layers once this package is
 imported. Rows are cut anywhere and stay on the mapped file; columns are cut on
-block borders and are a copy of the rank's share.
+block borders and are a copy of the rank's share. In a GPU's own memory both are copies.
 
 >>> model, tokenizer = gg.load("model.gguf")
 >>> model.shard(mx.distributed.init())

@@ -157,7 +157,7 @@ def _fill(
     total, done = sum(info.nbytes for info in file.tensors.values()), 0
     for info in file.tensors.values():
         done += info.nbytes
-        if _ext.has_cuda():  # each tensor is copied to the device, in one piece
+        if _ext.has_cuda() and not later:  # each tensor is copied to the device, in one piece
             progress.show(f"loading {file.path}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
         if info.name in arch.extras or arch.is_draft(info.name, len(model.layers)):
             continue

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -54,16 +55,18 @@ def install(model: Any) -> bool:
     Returns
     -------
     bool
-        Whether the model is of a kind for which there is such an operation.
+        Whether the model is of a kind for which there is such an operation, and did not have it.
     """
     body = getattr(model, "model", None)
-    if _module_of(body) is None:
+    if body is None or _module_of(body) is None:
         return False
     try:
         stack, watched = _stack_of(body)
     except ValueError:
         return False
+    mx.eval([value for _, _, value in watched if isinstance(value, mx.array)])
     body.__dict__["_stack"] = stack
+    body.__dict__["_stacked"] = tuple(body["layers"])
     body.__dict__["_watched"] = watched
     body.__class__ = _stepping(type(body))
     return True
@@ -97,7 +100,7 @@ def _stack_of(body: Any) -> tuple[_ext.Stack, _Watched]:
     first = layers[0].self_attn
     heads, kv_heads = first.n_heads, first.n_kv_heads
     head_dim = _rows(first["q_proj"]) // heads
-    watched: _Watched = [(body, "layers", layers), (body, "norm", body["norm"])]
+    watched: _Watched = [(body, "norm", body["norm"])]
     watched.append((body["norm"], "weight", body["norm"]["weight"]))
     stack = _ext.Stack(
         body["norm"]["weight"],
@@ -109,12 +112,11 @@ def _stack_of(body: Any) -> tuple[_ext.Stack, _Watched]:
         scale=first.scale,
         **_rope(first.rope),
     )
-    for i, layer in enumerate(layers):
+    for layer in layers:
         attention = layer.self_attn
         _need((attention.n_heads, attention.n_kv_heads) == (heads, kv_heads))
         _need(attention.scale == first.scale and _rope(attention.rope) == _rope(first.rope))
         _need(not getattr(layer, "use_sliding", False))
-        watched.append((layers, i, layer))
         _add_layer(stack, layer, body["norm"].eps, watched)
     return stack, watched
 
@@ -124,7 +126,7 @@ def _add_layer(stack: _ext.Stack, layer: Any, eps: float, watched: _Watched) -> 
         module = owner[name]
         _need(type(module) is kind)
         watched.append((owner, name, module))
-        watched.extend((module, key, module[key]) for key in ("weight", "bias") if key in module)
+        watched.extend((module, key, module.get(key)) for key in ("weight", "bias"))
         return module
 
     def norm(owner: Any, name: str) -> Any:
@@ -166,13 +168,18 @@ def _products(linears: list[QuantLinear]) -> list[tuple[mx.array, str, mx.array 
     out = []
     while linears:
         group = linears[0]._part.group if linears[0]._part is not None else None
-        if group is not None and group.layers == linears[: len(group.layers)]:
+        if group is not None and _are(group.layers, linears[: len(group.layers)]):
             out.append((group.weight, group.qtype, group.bias))
             linears = linears[len(group.layers) :]
         else:
             first, *linears = linears
             out.append((first["weight"], first.qtype, first.get("bias", None)))
     return out
+
+
+def _are(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether they are the very same objects; modules would compare their arrays."""
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
 def _rope(rope: Any) -> dict[str, Any]:
@@ -200,7 +207,9 @@ def _stepping(base: Any) -> Any:
         def __call__(
             self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
         ) -> mx.array:
-            if inputs.size == 1 and cache is not None:
+            given = inputs if input_embeddings is None else input_embeddings
+            tokens = given.size if input_embeddings is None else given.size // given.shape[-1]
+            if tokens == 1 and cache:
                 y = _step(self, inputs, cache, input_embeddings)
                 if y is not None:
                     return y
@@ -213,16 +222,21 @@ def _stepping(base: Any) -> Any:
 def _step(
     body: Any, inputs: mx.array, caches: list[Any], embeddings: mx.array | None
 ) -> mx.array | None:
-    for owner, key, value in body._watched:
-        if owner[key] is not value:
-            return None
+    if not _are(body["layers"], body._stacked) or len(caches) != len(body._stacked):
+        return None
+    if any(owner.get(key) is not value for owner, key, value in body._watched):
+        return None
     if getattr(body, "pipeline_size", 1) > 1:
+        return None
+    if not all(isinstance(cache, KVCache) for cache in caches):
+        return None
+    x = body.embed_tokens(inputs) if embeddings is None else embeddings
+    if x.dtype != body["norm"]["weight"].dtype:
         return None
     position = caches[0].offset
     loan = _loan_of(body._stack, caches, position)
     if loan is None:
         return None
-    x = body.embed_tokens(inputs) if embeddings is None else embeddings
     y = _ext.step(loan.history, x, position, loan.last)
     if y is None:
         return None
@@ -287,9 +301,10 @@ class _LentCache(KVCache):
 
 def _take_back(cache: Any) -> Any:
     loan, layer = cache._place
+    keys, values = _ext.read_history(loan.history, layer, loan.last)
     del cache._place
     cache.__class__ = KVCache
-    cache.keys, cache.values = _ext.read_history(loan.history, layer, loan.last)
+    cache.keys, cache.values = keys, values
     return cache
 
 
