@@ -176,9 +176,8 @@ __attribute__((noinline)) void long_products(
     }
   }
   for (int i = 0; i < V * R; ++i) {
-    float all[16];
-    for (int j = 0; j < 16;
-         ++j) { // one rounding, like that of a sum in 32 bits
+    float all[16]; // rounded once, like sums in 32 bits
+    for (int j = 0; j < 16; ++j) {
       all[j] = static_cast<float>(int64_t{high[i][j]} * 65536 + low[i][j]);
     }
     out[i / R][i % R] = load_floats(all);
