@@ -245,8 +245,8 @@ def test_logits_that_nobody_asks_for():
     assert error(*map(in_caches, caches)) < 1e-5
 
 
-def test_a_loan_without_a_step():
-    """Embeddings of the wrong dtype are no step's; the cache gives its arrays back."""
+def test_embeddings_of_another_dtype():
+    """They are no step's, and the caches stay what they are."""
     model = stepping("llama")
     cache = make_prompt_cache(model)
     feed(model, cache, ids_of(4), [4])

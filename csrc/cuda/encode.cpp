@@ -19,6 +19,18 @@ namespace mlx_gguf::cuda {
 
 namespace {
 
+// In any of CUDA's descriptions of a launch.
+template <typename Description>
+void set_shape(Description& to, const Launch& launch) {
+  to.gridDimX = launch.grid.x;
+  to.gridDimY = launch.grid.y;
+  to.gridDimZ = launch.grid.z;
+  to.blockDimX = launch.block.x;
+  to.blockDimY = launch.block.y;
+  to.blockDimZ = launch.block.z;
+  to.sharedMemBytes = static_cast<uint32_t>(launch.shared_bytes);
+}
+
 // MLX keeps executable graphs and gives a graph of the same shape to one of
 // them, which cannot change the clusters of a kernel. It tells graphs with a
 // child apart by the child's clusters, so a kernel with clusters is a child.
@@ -29,13 +41,7 @@ void add_cluster_node(
     std::vector<void*>& arguments) {
   CUDA_KERNEL_NODE_PARAMS params{};
   params.func = kernel;
-  params.gridDimX = launch.grid.x;
-  params.gridDimY = launch.grid.y;
-  params.gridDimZ = launch.grid.z;
-  params.blockDimX = launch.block.x;
-  params.blockDimY = launch.block.y;
-  params.blockDimZ = launch.block.z;
-  params.sharedMemBytes = static_cast<uint32_t>(launch.shared_bytes);
+  set_shape(params, launch);
   params.kernelParams = arguments.data();
   // One graph for a thread and size: only its parameters change, and MLX clones
   // it.
@@ -69,13 +75,7 @@ thread_local CUstream at_once = nullptr;
 void launch_at_once(
     CUfunction kernel, const Launch& launch, std::vector<void*>& arguments) {
   CUlaunchConfig config{};
-  config.gridDimX = launch.grid.x;
-  config.gridDimY = launch.grid.y;
-  config.gridDimZ = launch.grid.z;
-  config.blockDimX = launch.block.x;
-  config.blockDimY = launch.block.y;
-  config.blockDimZ = launch.block.z;
-  config.sharedMemBytes = static_cast<uint32_t>(launch.shared_bytes);
+  set_shape(config, launch);
   config.hStream = at_once;
   CUlaunchAttribute cluster{};
   cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
