@@ -74,7 +74,7 @@ Packs::Packs(
     const void* some[pack_rows] = {};
     int64_t first = i * pack_rows;
     std::copy_n(&rows[first], std::min(pack_rows, size - first), some);
-    cpu.pack(some, K, type.groups_of_32, data_.get() + i * stride_);
+    cpu.pack(some, K, type, data_.get() + i * stride_);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "cpu/amx_features.h"
 #include "cpu/arm_features.h"
 #include "cpu/kernels.h"
 
@@ -14,6 +15,9 @@ extern const Isa isa_portable;
 extern const Isa isa_avx2;
 extern const Isa isa_avx512;
 extern const Isa isa_avx512vnni;
+#ifdef MLX_GGUF_HAS_AMX
+extern const Isa isa_avx512amx;
+#endif
 #elif defined(__aarch64__)
 extern const Isa isa_neon;
 extern const Isa isa_neon_dotprod;
@@ -28,8 +32,14 @@ std::vector<const Isa*> find() {
   bool avx512 =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx512 && __builtin_cpu_supports("avx512vnni") &&
-      __builtin_cpu_supports("gfni")) {
+  bool vnni = avx512 && __builtin_cpu_supports("avx512vnni") &&
+              __builtin_cpu_supports("gfni");
+#ifdef MLX_GGUF_HAS_AMX
+  if (vnni && has_amx()) {
+    found.push_back(&isa_avx512amx);
+  }
+#endif
+  if (vnni) {
     found.push_back(&isa_avx512vnni);
   }
   if (avx512) {

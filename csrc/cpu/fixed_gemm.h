@@ -4,8 +4,8 @@
 // themselves, over Codes::run times 16.
 #pragma once
 
-#include "cpu/fixed_gemv.h"
 #include "cpu/fixed_pack.h"
+#include "cpu/fixed_scales.h"
 
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
@@ -19,6 +19,9 @@ constexpr int gemm_vectors = 1, gemm_rows = 6;
 constexpr int gemm_vectors = 1, gemm_rows = 2;
 #endif
 
+// Rows of w that gemm keeps decoded at a time, and what it rounds them up to.
+constexpr int gemm_tile_rows = 48, gemm_unit = gemm_rows;
+
 // A super-block of gemm_rows rows of w, biases taken off. Words times scales
 // that are whole have one factor, the first of `scales`.
 struct alignas(64) WeightTile {
@@ -27,35 +30,6 @@ struct alignas(64) WeightTile {
   float mins[gemm_rows][16];
   float squares; // of such words whose products are summed together, at most
 };
-
-// Scales of a super-block as floats: one for every group, or the factor of
-// whole ones. And mins, one for every group.
-template <typename Type>
-inline void group_floats(const uint8_t* b, float* scales, float* mins) {
-  using T = Codes<Type>;
-  if constexpr (T::has_whole) {
-    constexpr int at = T::factors_at + 2 * T::d_place;
-    store_eight(scales, eight_of_half(read<uint16_t>(b + at)));
-  } else {
-    store_eight(scales, T::scales(b));
-  }
-  if constexpr (T::has_mins && T::whole_scales) {
-    Floats m = floats_of_bytes(T::mins(b));
-    float factor = offset_factor<Type> * Factors<Type, 1>(&b).of_offsets(0);
-    store_floats(mins, multiply(m, floats_of(factor)));
-  } else if constexpr (T::has_mins) {
-    store_eight(mins, T::mins(b));
-  }
-}
-
-template <typename Type>
-inline Bytes whole_scales(const uint8_t* b) {
-  if constexpr (Codes<Type>::whole_scales) {
-    return Codes<Type>::scales(b);
-  } else {
-    return Codes<Type>::whole(b);
-  }
-}
 
 template <typename Type>
 inline void decode_row(const uint8_t* b, WeightTile& tile, int r) {
@@ -260,7 +234,7 @@ void micro_kernel(
 }
 
 // y[r][m] = W[r] . x[m] for n rows of w and `vectors` times 16 rows of x; y has
-// room for n rounded up to gemm_rows. x: for each vector, its PackedBlocks.
+// room for n rounded up to gemm_unit. x: for each vector, its PackedBlocks.
 template <typename Type>
 void gemm(
     const uint8_t* w,

@@ -49,7 +49,8 @@ void raise(float (&squares)[3], const int16_t* words) {
 }
 
 // Rows of x, at most 16, nullptr for none, as PackedBlocks.
-void pack(const void* const* rows, int64_t K, bool groups_of_32, void* out) {
+void pack(
+    const void* const* rows, int64_t K, const TypeKernels& type, void* out) {
   auto blocks = static_cast<PackedBlock*>(out);
   for (int64_t b = 0; b < (K + 255) / 256; ++b) {
     blocks[b].fine = 0;
@@ -87,8 +88,9 @@ void pack(const void* const* rows, int64_t K, bool groups_of_32, void* out) {
         to.low[p][r] = pair(x.low, p);
       }
       float up = 1.0f / x.scales[b];
-      for (int g = 0; g < (groups_of_32 ? 8 : 16); ++g) {
-        const float* sums = groups_of_32 ? x.sums32 + 8 * b : x.sums16 + 16 * b;
+      for (int g = 0; g < (type.groups_of_32 ? 8 : 16); ++g) {
+        const float* sums =
+            type.groups_of_32 ? x.sums32 + 8 * b : x.sums16 + 16 * b;
         to.sums[g][r] = sums[g] * up;
       }
       to.scales[r] = x.scales[b];

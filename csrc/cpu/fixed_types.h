@@ -2,7 +2,11 @@
 #pragma once
 
 #include "cpu/fast_kernels.h"
+#ifdef __AMX_INT8__
+#include "cpu/amx_gemm.h"
+#else
 #include "cpu/fixed_gemm.h"
+#endif
 
 namespace mlx_gguf::cpu::MLX_GGUF_ISA {
 namespace {
@@ -54,6 +58,8 @@ TypeKernels fixed_type(uint32_t id) {
       NAME::fix,                 \
       NAME::packed_bytes,        \
       NAME::pack,                \
+      NAME::gemm_tile_rows,      \
+      NAME::gemm_unit,           \
       NAME::axpy,                \
       NAME::fast};               \
   }

@@ -55,10 +55,10 @@ struct TypeKernels {
       float* y,
       int64_t y_stride);
 
-  // y[r][m] = W[r] . x[m] for n rows of w, at most gemm_tile_rows, and rows of
+  // y[r][m] = W[r] . x[m] for n rows of w, at most Isa::gemm_rows, and rows of
   // x in `vectors` packs of 16 (Isa::pack); y has room for n rounded up to a
-  // multiple of gemm_unit rows. A value depends on its x row and weight row
-  // alone. Where gemv is nullptr, so is this.
+  // multiple of Isa::gemm_unit rows. A value depends on its x row and weight
+  // row alone. Where gemv is nullptr, so is this.
   void (*gemm)(
       const uint8_t* w,
       int64_t row_bytes,
@@ -82,9 +82,8 @@ struct TypeKernels {
 inline constexpr int64_t max_fixed_rows = 8;
 inline constexpr int64_t pack_rows = 16;
 
-// Rows of w that gemm keeps decoded at a time, and what it rounds them up to.
-inline constexpr int64_t gemm_tile_rows = 48;
-inline constexpr int64_t gemm_unit = 6;
+// Rows of w for gemm at once, at most.
+inline constexpr int64_t most_gemm_rows = 64;
 
 // Keys that attention takes at a time, and the rows of queries that share them.
 inline constexpr int64_t attention_keys = 64;
@@ -158,7 +157,9 @@ struct Isa {
   // fixed rows, nullptr for those that are missing.
   int64_t (*packed_bytes)(int64_t K);
   void (*pack)(
-      const void* const* rows, int64_t K, bool groups_of_32, void* out);
+      const void* const* rows, int64_t K, const TypeKernels& type, void* out);
+  // Rows of w that gemm takes at a time, and what it rounds them up to.
+  int64_t gemm_rows = 1, gemm_unit = 1;
   // y += a * x
   void (*axpy)(float a, const float* x, int64_t n, float* y);
   FastKernels fast;

@@ -133,10 +133,10 @@ Task gemm_task(
     int64_t vectors = static_cast<int64_t>(packs.size());
     int64_t width = vectors * pack_rows;
     int64_t row_bytes = p.format->row_bytes(p.K);
-    float* y = scratch((n1 - n0 + gemm_unit) * width);
+    float* y = scratch((n1 - n0 + isa().gemm_unit) * width);
     const uint8_t* w = piece.w + n0 * row_bytes;
     type.gemm(w, row_bytes, n1 - n0, p.K, packs.data(), vectors, y);
-    float out[gemm_tile_rows];
+    float out[most_gemm_rows];
     for (size_t m = 0; m < piece.rows.size(); ++m) {
       for (int64_t n = 0; n < n1 - n0; ++n) {
         out[n] = y[n * width + m];
@@ -182,8 +182,8 @@ void columns_task(
 // Weight rows of a gemm task: whole tiles, but enough tasks for all threads.
 int64_t gemm_rows_per_task(int64_t N) {
   int64_t share = ceil_div(N, 4 * num_threads());
-  return std::clamp(
-      ceil_div(share, gemm_unit) * gemm_unit, gemm_unit, gemm_tile_rows);
+  int64_t unit = isa().gemm_unit;
+  return std::clamp(ceil_div(share, unit) * unit, unit, isa().gemm_rows);
 }
 
 // Pieces of at most `most` rows.

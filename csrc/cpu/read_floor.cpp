@@ -140,7 +140,8 @@ double peak_f32() {
 
 double peak_int8() {
 #if defined(__x86_64__)
-  if (std::string_view(isa().name) == "avx512vnni") {
+  std::string_view name = isa().name;
+  if (name == "avx512vnni" || name == "avx512amx") {
     return per_second(int8_vnni);
   }
 #endif

@@ -1,0 +1,6 @@
+// The kernels for AVX-512 with VNNI, GFNI and tiles of AMX: Sapphire Rapids and
+// later.
+#define MLX_GGUF_ISA avx512amx
+#include "cpu/fixed_types.h"
+
+MLX_GGUF_FIXED_ISA(avx512amx)
