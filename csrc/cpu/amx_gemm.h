@@ -139,29 +139,119 @@ struct TileSums {
   alignas(64) int32_t at[2][2][16][16];
 };
 
-// The sums over n weights of two tiles of w, `bytes` of a row at a time.
-template <int bytes>
+// A tile of rows of w or, of types with one digit, two, by 16 rows of x over
+// run weights.
+template <typename Type>
+struct Unit {
+  const PackedBlock* x;
+  const WeightTile<Type>* tiles;
+  float* y;
+  int64_t part;
+  bool low; // words of x
+};
+
+template <typename Type>
+constexpr int unit_rows = 32 / digits<Type>;
+
+// Rows that finish() takes at a time.
+constexpr int finish_rows = 4;
+
+// What tiles leave to vectors: y[r][m] += W[r] . x[m] for finish_rows rows from
+// `first` on.
+template <typename Type, bool mins>
+inline __attribute__((always_inline)) void finish(
+    const Unit<Type>& unit,
+    const TileSums& sums,
+    int64_t y_stride,
+    int64_t first) {
+  constexpr int64_t groups = run<Type> / Codes<Type>::group;
+  const PackedBlock& x = *unit.x;
+  const WeightTile<Type>& tile = unit.tiles[first / 16];
+  int64_t row = first % 16;
+  Floats by = load_floats(x.scales);
+  if (unit.low) {
+    by = multiply(by, floats_of(low_unit));
+  }
+  Floats x_sums[groups];
+  for (int g = 0; mins && g < groups; ++g) {
+    x_sums[g] = load_floats(x.sums[unit.part * groups + g]);
+  }
+  const int32_t (*of)[16][16] = sums.at[digits<Type> == 2 ? 0 : first / 16];
+  float* to = unit.y + first * y_stride;
+  MLX_GGUF_UNROLL
+  for (int r = 0; r < finish_rows; ++r) {
+    auto ints = [&](int i) { return load64(of[i][row + r]); };
+    Floats sum;
+    if constexpr (digits<Type> == 2) {
+      Ints middle = add_ints(ints(1), ints(2));
+      sum = multiply_add(to_floats(middle), floats_of(256), to_floats(ints(3)));
+      sum = multiply_add(to_floats(ints(0)), floats_of(65536), sum);
+    } else {
+      sum = to_floats(add_ints(shift_ints_left<8>(ints(0)), ints(1)));
+    }
+    Floats scale = floats_of(tile.scales[row + r][unit.part]);
+    Floats total = multiply_add(multiply(sum, by), scale, load_floats(to));
+    MLX_GGUF_UNROLL
+    for (int g = 0; mins && g < groups; ++g) {
+      Floats min = floats_of(tile.mins[row + r][unit.part * groups + g]);
+      total = multiply_add(x_sums[g], min, total);
+    }
+    store_floats(to, total);
+    to += y_stride;
+  }
+}
+
+template <typename Type>
+inline __attribute__((always_inline)) void finish_all(
+    const Unit<Type>& unit,
+    const TileSums& sums,
+    int64_t y_stride,
+    int64_t first,
+    int64_t last) {
+  for (int64_t r = first; r < last; r += finish_rows) {
+    if (Codes<Type>::has_mins && !unit.low) {
+      finish<Type, true>(unit, sums, y_stride, r);
+    } else {
+      finish<Type, false>(unit, sums, y_stride, r);
+    }
+  }
+}
+
+// Sums of a unit in tiles, while vectors finish the one before it.
+template <typename Type>
 inline void multiply_tiles(
-    const int8_t (*first)[256],
-    const int8_t (*second)[256],
-    const Planes& x,
-    int at,
-    int n,
-    TileSums& out) {
+    const Unit<Type>& unit,
+    TileSums& out,
+    const Unit<Type>& before,
+    const TileSums& done,
+    int64_t y_stride) {
+  constexpr int64_t n = run<Type>, bytes = n < 64 ? n : 64, steps = n / bytes;
+  constexpr int64_t rows = unit_rows<Type> / steps;
+  const auto& tile = unit.tiles[0];
+  const int8_t* first = tile.digits[0][0] + unit.part * n;
+  const int8_t* second =
+      unit.part * n +
+      (digits<Type> == 2 ? tile.digits[1][0] : unit.tiles[1].digits[0][0]);
+  const int8_t* x =
+      (unit.low ? unit.x->low : unit.x->high).at[0][0][0] + unit.part * n * 16;
   finish_stores();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int k = at; k < at + n; k += bytes) {
-    _tile_loadd(4, first[0] + k, 256);
-    _tile_loadd(6, x.at[0][k / 4], 64);
-    _tile_loadd(7, x.at[1][k / 4], 64);
-    _tile_loadd(5, second[0] + k, 256);
+  MLX_GGUF_UNROLL
+  for (int64_t s = 0; s < steps; ++s) {
+    _tile_loadd(4, first + 64 * s, 256);
+    _tile_loadd(6, x + 1024 * s, 64);
+    _tile_loadd(7, x + 1024 * s + 4096, 64);
+    _tile_loadd(5, second + 64 * s, 256);
     _tile_dpbssd(0, 4, 6);
     _tile_dpbssd(1, 4, 7);
     _tile_dpbssd(2, 5, 6);
     _tile_dpbssd(3, 5, 7);
+    if (before.x) {
+      finish_all<Type>(before, done, y_stride, rows * s, rows * (s + 1));
+    }
   }
   _tile_stored(0, out.at[0][0], 64);
   _tile_stored(1, out.at[0][1], 64);
@@ -169,61 +259,28 @@ inline void multiply_tiles(
   _tile_stored(3, out.at[1][1], 64);
 }
 
-// y[r][m] += W[r] . x[m] over a super-block for the rows of `tiles`, one of
-// them or, of types with one digit, two.
+// Units one after the other.
 template <typename Type>
-inline void micro_kernel(
-    const PackedBlock& x,
-    const WeightTile<Type>* tiles,
-    float* y,
-    int64_t y_stride) {
-  using T = Codes<Type>;
-  constexpr int D = digits<Type>, n = run<Type>, parts = 256 / n;
-  constexpr int bytes = n < 64 ? n : 64;
-  Floats x_scale = load_floats(x.scales);
-  TileSums sums;
-  auto add = [&](const Planes& planes, int part, float unit) {
-    multiply_tiles<bytes>(
-        tiles[0].digits[0],
-        D == 2 ? tiles[0].digits[1] : tiles[1].digits[0],
-        planes,
-        part * n,
-        n,
-        sums);
-    Floats by = multiply(x_scale, floats_of(unit));
-    for (int r = 0; r < 32 / D; ++r) {
-      auto ints = [&](int i, int p) { return load64(sums.at[i][p][r % 16]); };
-      Floats sum;
-      if constexpr (D == 2) {
-        Ints middle = add_ints(ints(0, 1), ints(1, 0));
-        sum = multiply_add(
-            to_floats(middle), floats_of(256), to_floats(ints(1, 1)));
-        sum = multiply_add(to_floats(ints(0, 0)), floats_of(65536), sum);
-      } else {
-        int i = r / 16;
-        sum = to_floats(add_ints(shift_ints_left<8>(ints(i, 0)), ints(i, 1)));
-      }
-      float* to = y + r * y_stride;
-      Floats scale = floats_of(tiles[r / 16].scales[r % 16][part]);
-      store_floats(to, multiply_add(multiply(sum, by), scale, load_floats(to)));
-    }
-  };
-  for (int part = 0; part < parts; ++part) {
-    add(x.high, part, 1);
-    if (x.fine) {
-      add(x.low, part, low_unit);
-    }
+class Pipeline {
+ public:
+  explicit Pipeline(int64_t y_stride) : y_stride_(y_stride) {}
+  void add(const Unit<Type>& unit) {
+    multiply_tiles<Type>(
+        unit, sums_[turn_], before_, sums_[1 - turn_], y_stride_);
+    before_ = unit;
+    turn_ = 1 - turn_;
   }
-  for (int r = 0; T::has_mins && r < 32 / D; ++r) {
-    float* to = y + r * y_stride;
-    Floats total = load_floats(to);
-    for (int g = 0; g < 256 / T::group; ++g) {
-      Floats min = floats_of(tiles[r / 16].mins[r % 16][g]);
-      total = multiply_add(load_floats(x.sums[g]), min, total);
-    }
-    store_floats(to, total);
+  void end() {
+    finish_all<Type>(before_, sums_[1 - turn_], y_stride_, 0, unit_rows<Type>);
+    before_.x = nullptr;
   }
-}
+
+ private:
+  TileSums sums_[2];
+  Unit<Type> before_{};
+  int64_t y_stride_;
+  int turn_ = 0;
+};
 
 // y[r][m] = W[r] . x[m] for n rows of w and `vectors` times 16 rows of x; y has
 // room for n rounded up to gemm_unit. x: for each vector, its PackedBlocks.
@@ -236,11 +293,11 @@ void gemm(
     const void* const* x,
     int64_t vectors,
     float* y) {
-  constexpr int64_t together = 32 / digits<Type>; // rows of a micro_kernel
   int64_t stride = 16 * vectors;
   int64_t rows = (n + gemm_unit - 1) / gemm_unit * gemm_unit;
   std::memset(y, 0, sizeof(float) * rows * stride);
   alignas(64) WeightTile<Type> tiles[gemm_tile_rows / 16];
+  Pipeline<Type> pipeline(stride);
   Tiles shapes(run<Type> < 64 ? run<Type> : 64);
   for (int64_t b = 0; b < (K + 255) / 256; ++b) {
     for (int64_t r = 0; r < rows; ++r) {
@@ -253,11 +310,16 @@ void gemm(
     }
     for (int64_t v = 0; v < vectors; ++v) {
       const PackedBlock& block = static_cast<const PackedBlock*>(x[v])[b];
-      for (int64_t r = 0; r < rows; r += together) {
-        micro_kernel<Type>(
-            block, tiles + r / 16, y + r * stride + 16 * v, stride);
+      for (int64_t r = 0; r < rows; r += unit_rows<Type>) {
+        float* to = y + r * stride + 16 * v;
+        for (int64_t part = 0; part < 256 / run<Type>; ++part) {
+          for (int low = 0; low <= block.fine; ++low) {
+            pipeline.add({&block, tiles + r / 16, to, part, low != 0});
+          }
+        }
       }
     }
+    pipeline.end();
   }
 }
 
