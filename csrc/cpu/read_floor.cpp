@@ -104,6 +104,26 @@ __attribute__((target("avx512f,avx512vnni"))) int64_t int8_vnni() {
   sink.fetch_add(_mm512_cvtsi512_si32(total), std::memory_order_relaxed);
   return steps * chains * 64 * 2;
 }
+
+#ifdef MLX_GGUF_HAS_AMX
+__attribute__((target("amx-tile,amx-int8"))) int64_t int8_amx() {
+  alignas(64) uint8_t shapes[64] = {1};
+  for (int tile = 0; tile < 8; ++tile) {
+    shapes[16 + 2 * tile] = 64; // bytes
+    shapes[48 + tile] = 16;     // rows
+  }
+  __asm__ volatile("" : "+m"(shapes)); // all of it is read
+  _tile_loadconfig(shapes);
+  for (int64_t i = 0; i < steps; ++i) {
+    _tile_dpbssd(0, 4, 6);
+    _tile_dpbssd(1, 4, 7);
+    _tile_dpbssd(2, 5, 6);
+    _tile_dpbssd(3, 5, 7);
+  }
+  _tile_release();
+  return steps * 4 * 16 * 16 * 64 * 2;
+}
+#endif
 #endif
 
 double per_second(int64_t (*work)()) {
@@ -141,7 +161,12 @@ double peak_f32() {
 double peak_int8() {
 #if defined(__x86_64__)
   std::string_view name = isa().name;
-  if (name == "avx512vnni" || name == "avx512amx") {
+#ifdef MLX_GGUF_HAS_AMX
+  if (name == "avx512amx") {
+    return per_second(int8_amx);
+  }
+#endif
+  if (name == "avx512vnni") {
     return per_second(int8_vnni);
   }
 #endif
