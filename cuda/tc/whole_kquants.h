@@ -29,7 +29,7 @@ struct WholeUnit<TcQ4_K> {
       byte[0] = kept(0x4440 + t / 2);
       byte[1] = kept(0x4442 + t / 2);
       min_bytes = kept(t % 2 ? 0x4342 : 0x4140);
-      f16_1024 = kept(0x64646464);
+      f16_1024 = 0x64646464;
       float unit = t % 2 ? 0.0f : -whole_sum_unit;
       min_unit = as_float(kept(__float_as_uint(unit)));
     }
@@ -198,7 +198,7 @@ struct WholeUnit<TcQ6_K> {
     uint32_t flip;     // as in codes()
     uint32_t scale_at; // of its own groups
     DEVICE explicit Lane(uint32_t t) {
-      flip = kept(0xaaaaaaaa);
+      flip = 0xaaaaaaaa;
       scale_at = kept(192 + t / 2);
     }
   };
