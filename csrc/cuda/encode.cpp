@@ -5,6 +5,7 @@
 
 #include "gpu/nodes.h"
 #include "mlx/backend/cuda/utils.h"
+#include "mlx/ops.h"
 
 namespace mlx_gguf {
 
@@ -96,6 +97,11 @@ AtOnce::AtOnce(CUstream stream) {
 
 AtOnce::~AtOnce() {
   at_once = nullptr;
+}
+
+array device_memory(int64_t nbytes, mx::Stream s) {
+  auto words = static_cast<double>((nbytes + 7) / 8);
+  return evaluate(mx::arange(0.0, words, 1.0, mx::int64, s));
 }
 
 void* address(const std::optional<array>& a) {

@@ -17,6 +17,12 @@ struct Launch {
   int cluster = 1;
 };
 
+// An array of so many bytes, or a few more, in the device's own memory, with
+// numbers that mean nothing: a node of the stream that has been enqueued. MLX
+// exports no way to ask for such memory, and its allocator's own is shared with
+// the host.
+array device_memory(int64_t nbytes, mx::Stream s);
+
 // Where an array starts on the device; nullptr for none and for an empty one,
 // which has no buffer.
 void* address(const std::optional<array>& a);

@@ -26,7 +26,7 @@ class Memory {
     return pieces_.back();
   }
   // To be called once, after the last piece; gives all of them their data.
-  void allocate() {
+  void allocate(mx::Stream s) {
     constexpr int64_t alignment = 256;
     auto rounded = [](const array& a) {
       return ceil_div(static_cast<int64_t>(a.nbytes()), alignment) * alignment;
@@ -35,7 +35,7 @@ class Memory {
     for (const array& a : pieces_) {
       size += rounded(a);
     }
-    array whole = scratch(size);
+    array whole = device_memory(size, s);
     for (array& a : pieces_) {
       a.copy_shared_buffer(
           whole,
@@ -119,7 +119,7 @@ Workspace::Workspace(const History& history, mx::Stream s)
           mx::float32)),
       done_(memory_.piece(sizes_.heads, mx::uint32)),
       params_(memory_.piece(sizeof(AttendParams), mx::uint8)) {
-  memory_.allocate();
+  memory_.allocate(s);
   mx::Dtype dtype = stack_.dtype();
   std::string T = dtype == mx::float16    ? "half_t"
                   : dtype == mx::bfloat16 ? "bfloat_t"
@@ -137,9 +137,10 @@ Workspace::Workspace(const History& history, mx::Stream s)
   told_.traditional = sizes_.traditional;
   told_.eps = sizes_.eps;
   told_.scale = sizes_.scale * 1.44269504f; // log2(e)
-  CUstream stream = mx::cu::get_command_encoder(s).stream();
+  auto& encoder = mx::cu::get_command_encoder(s);
+  encoder.commit(); // the memory's node writes to it
   check(
-      cuMemsetD32Async(place_of(done_), 0, done_.size(), stream),
+      cuMemsetD32Async(place_of(done_), 0, done_.size(), encoder.stream()),
       "clear memory");
 }
 
