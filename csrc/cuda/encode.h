@@ -37,6 +37,15 @@ class AtOnce {
   AtOnce& operator=(const AtOnce&) = delete;
 };
 
+// The same for a graph, whose nodes follow each other.
+class Recorded {
+ public:
+  explicit Recorded(CUgraph graph);
+  ~Recorded();
+  Recorded(const Recorded&) = delete;
+  Recorded& operator=(const Recorded&) = delete;
+};
+
 // `inputs` and `out` order the node among others; `arguments` point to what the
 // kernel is given.
 void enqueue(

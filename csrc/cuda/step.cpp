@@ -95,6 +95,7 @@ class Workspace {
   array partial_, done_, params_;
   AttendParams told_{};
   CUfunction norm_kernel_, attend_kernel_, gate_kernel_;
+  bool recorded_ = false;
   // The last is the one to launch; the others may still run.
   std::vector<CUgraphExec> graphs_;
   // What is not the workspace's own, with its address in the last graph.
@@ -165,35 +166,23 @@ bool Workspace::moved() const {
 }
 
 void Workspace::record(mx::Stream s) {
+  recorded_ = false;
   fixed_.clear();
   struct Guard {
-    CUstream stream = nullptr;
     CUgraph graph = nullptr;
     ~Guard() {
-      if (graph) {
-        cuGraphDestroy(graph);
-      }
-      cuStreamDestroy(stream);
+      cuGraphDestroy(graph);
     }
   } made;
-  check(cuStreamCreate(&made.stream, CU_STREAM_NON_BLOCKING), "make a stream");
-  // Relaxed: kernels may be compiled and memory allocated meanwhile.
-  check(
-      cuStreamBeginCapture(made.stream, CU_STREAM_CAPTURE_MODE_RELAXED),
-      "record a stream");
+  check(cuGraphCreate(&made.graph, 0), "create a graph");
   {
-    AtOnce recorded(made.stream);
-    try {
-      layers(s);
-    } catch (...) {
-      cuStreamEndCapture(made.stream, &made.graph);
-      throw;
-    }
+    Recorded recorded(made.graph);
+    layers(s);
   }
-  check(cuStreamEndCapture(made.stream, &made.graph), "record kernels");
   CUgraphExec graph = nullptr;
   check(cuGraphInstantiate(&graph, made.graph, 0), "make a graph");
   graphs_.push_back(graph);
+  recorded_ = true;
 }
 
 void Workspace::layers(mx::Stream s) {
@@ -214,7 +203,7 @@ void Workspace::run(const array& x, array& out, int position, mx::Stream s) {
   std::vector<float> turns = turns_at(sizes_, position);
   std::copy_n(turns.data(), told_.pairs, told_.cosines);
   std::copy_n(turns.data() + told_.pairs, told_.pairs, told_.sines);
-  if (graphs_.empty() || moved()) {
+  if (!recorded_ || moved()) {
     record(s);
   }
   AttendSplit split = attend_split(position, most_blocks_);
