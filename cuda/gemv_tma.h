@@ -123,7 +123,6 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
   uint32_t row_bytes = p.K / F::block * (F::bytes / (256 / F::block));
   Weights ring(w, memory, barriers, p.stages, warp, lane, row_bytes);
 
-  // x is on its way before w's bytes queue up in front of it.
   Staged<T, typename Way::Task, (TILES > 1)> staged(
       held,
       x + x_offset(p, lhs, blockIdx.z),
@@ -132,7 +131,9 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
       p,
       warp,
       lane);
-  staged.start();
+  if (!p.early) { // x is on its way before w's bytes queue up in front of it
+    staged.start();
+  }
 
   uint32_t row0 = blockIdx.y * p.rows;
   uint32_t rows = min(p.rows, p.N - row0);
@@ -163,13 +164,22 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
       stage += Weights::stage_bytes;
     }
   };
+  auto fill_all = [&] {
+#pragma unroll 1
+    while (barrier != last_barrier) {
+      fill_next();
+    }
+  };
   fill_next();
   ring.init_others(p.stages);
-  staged.put(fill_next);
-#pragma unroll 1
-  while (barrier != last_barrier) {
-    fill_next();
+  if (p.early) { // w is there before x
+    let_next_start();
+    fill_all();
+    wait_for_previous();
+    staged.start();
   }
+  staged.put(fill_next);
+  fill_all();
   stage = ring.base, barrier = ring.barriers;
 
   uint32_t unit_bytes = Way::Task::unit_bytes(p.M);

@@ -99,7 +99,8 @@ void launch_at_once(
       "launch a kernel");
 }
 
-// A kernel after the last one.
+// A kernel after the last one. Of an early one the edge says that it waits by
+// itself.
 void record(
     CUfunction kernel, const Launch& launch, std::vector<void*>& arguments) {
   CUgraphNodeParams params{};
@@ -107,13 +108,18 @@ void record(
   params.kernel.func = kernel;
   set_shape(params.kernel, launch);
   params.kernel.kernelParams = arguments.data();
+  CUgraphEdgeData edge{};
+  if (launch.early) {
+    edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+    edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+  }
   CUgraphNode node = nullptr;
   check(
       cuGraphAddNode(
           &node,
           recorded,
           &last_recorded,
-          nullptr,
+          &edge,
           last_recorded ? 1 : 0,
           &params),
       "add a kernel");
@@ -140,6 +146,10 @@ Recorded::Recorded(CUgraph graph) {
 
 Recorded::~Recorded() {
   recorded = nullptr;
+}
+
+bool starts_early() {
+  return recorded && last_recorded && gpu().major >= 9;
 }
 
 array device_memory(int64_t nbytes, mx::Stream s) {

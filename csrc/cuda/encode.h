@@ -15,6 +15,9 @@ struct Launch {
   dim3 block;
   int64_t shared_bytes = 0;
   int cluster = 1;
+  // It calls wait_for_previous(), so that it may run beside the kernel before
+  // it, where starts_early().
+  bool early = false;
 };
 
 // An array of so many bytes, or a few more, in the device's own memory, with
@@ -45,6 +48,10 @@ class Recorded {
   Recorded(const Recorded&) = delete;
   Recorded& operator=(const Recorded&) = delete;
 };
+
+// Whether the next kernel of this thread is one of a graph, after another, on a
+// device that lets it start early.
+bool starts_early();
 
 // `inputs` and `out` order the node among others; `arguments` point to what the
 // kernel is given.

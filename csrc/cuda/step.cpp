@@ -261,7 +261,7 @@ void Workspace::norm(const array& x, void* weight, array& out, mx::Stream s) {
       static_cast<unsigned>(std::min<int64_t>(1024, 32 * ceil_div(N / 8, 32)));
   enqueue(
       norm_kernel_,
-      {{1, 1, 1}, {threads, 1, 1}},
+      {.grid = {1, 1, 1}, .block = {threads, 1, 1}, .early = starts_early()},
       {},
       out,
       {&from, &weight, &to, &N, &eps},
@@ -280,7 +280,9 @@ void Workspace::attend(
   auto blocks = static_cast<unsigned>(most_blocks_);
   enqueue(
       attend_kernel_,
-      {{heads, blocks, 1}, {32 * attend_warps, 1, 1}},
+      {.grid = {heads, blocks, 1},
+       .block = {32 * attend_warps, 1, 1},
+       .early = starts_early()},
       {},
       attended_,
       {&qkv, &q_norm, &k_norm, &k, &v, &y, &partial, &done, &params},
@@ -293,7 +295,7 @@ void Workspace::gate(mx::Stream s) {
   auto blocks = static_cast<unsigned>(ceil_div(N / 8, 256));
   enqueue(
       gate_kernel_,
-      {{blocks, 1, 1}, {256, 1, 1}},
+      {.grid = {blocks, 1, 1}, .block = {256, 1, 1}, .early = starts_early()},
       {},
       gated_,
       {&from, &to, &N},
