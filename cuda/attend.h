@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(32 * WARPS) attend(
   const T* key = qkv + (heads + key_head) * D;
   const T* value = key + key_heads * D;
 
-  // Rows come closer while heads are prepared.
+  // What does not come from the kernel before.
   uint32_t at = threadIdx.x % LANES * E, group = threadIdx.x / LANES;
   for (uint32_t row = first + group; row < end; row += groups) {
     prefetch(keys + uint64_t(row) * D + at);
@@ -167,6 +167,8 @@ __global__ void __launch_bounds__(32 * WARPS) attend(
     turns[i] = i < p.pairs ? p.cosines[i] : p.sines[i - p.pairs];
   }
   __syncthreads();
+  let_next_start();
+  wait_for_previous();
 
   P newest_v = P::load(value + at);
   bool newest = blockIdx.y == blocks - 1; // it has the token itself

@@ -133,6 +133,21 @@ DEVICE void mma(
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Of a kernel that is launched while the one before it still runs: what comes
+// before waits for nothing, and reads nothing that earlier kernels wrote.
+DEVICE void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel start, as far as there is room, once all blocks are
+// here.
+DEVICE void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // Batch entry z reads x matrix lhs[z] and w matrix rhs[z], or the z-th of each.
 DEVICE uint64_t x_offset(const Params& p, const uint32_t* lhs, uint32_t z) {
   return (p.gather ? min(lhs[z], p.last_x) : z) * p.x_step;

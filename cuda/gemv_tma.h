@@ -151,12 +151,13 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
   uint32_t row_bytes = p.K / F::block * (F::bytes / (256 / F::block));
   Weights ring(w, memory, barriers, p.stages, warp, lane, row_bytes);
 
-  // x is on its way before w's bytes queue up in front of it.
   const T* first_x = x + x_offset(p, lhs, blockIdx.z);
   uint32_t x_units = CLUSTER == 1 ? units : count;
   typename Staging<T, typename Way::Task, ROWS, (Way::tiles > 1)>::Type staged(
       held, first_x, 256 * block_unit0, x_units, p, warp, lane);
-  staged.start();
+  if (!p.early) { // x is on its way before w's bytes queue up in front of it
+    staged.start();
+  }
 
   uint32_t row0 = blockIdx.y * p.rows;
   uint32_t rows = min(p.rows, p.N - row0);
@@ -196,6 +197,12 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
   };
   fill_next();
   ring.init_others(p.stages);
+  if (p.early) { // w is there before x
+    let_next_start();
+    fill_all();
+    wait_for_previous();
+    staged.start();
+  }
   if constexpr (ROWS == 1) {
     staged.put();
     if constexpr (CLUSTER == 1) {

@@ -27,6 +27,7 @@ struct Params {
   // it, so that nothing but a wrong product comes of one.
   uint32_t last_x;
   uint32_t last_w;
+  uint32_t early;  // gemv_tma: it may run while the kernel before it makes x
   uint64_t x_step; // in elements
   uint64_t w_step; // in bytes
   uint64_t c_step; // in elements

@@ -80,6 +80,8 @@ __global__ void __launch_bounds__(1024)
   __shared__ float sums[32];
   uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float v[8], u[8], sum = 0.0f;
+  let_next_start();
+  wait_for_previous();
   for (uint32_t i = threadIdx.x; i < N / 8; i += blockDim.x) {
     P::load(x + 8 * i).widened(v);
     UNROLL
@@ -110,10 +112,12 @@ template <typename T>
 __global__ void __launch_bounds__(256) gated(const T* x, T* y, uint32_t N) {
   typedef Pack<T, 8> P;
   uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  let_next_start();
   if (i >= N / 8) {
     return;
   }
   float gate[8], up[8];
+  wait_for_previous();
   P::load(x + 8 * i).widened(gate);
   P::load(x + N + 8 * i).widened(up);
   UNROLL

@@ -103,7 +103,23 @@ def test_nothing_is_kept_once_all_is_taken():
     fuse(block)
     mx.eval(block(mx.ones((1, K))))
     for name in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
-        assert block[name]._part.ready is None
+        assert not block[name]._part.ready
+
+
+def test_each_thread_has_its_own_parts(monkeypatch):
+    """MLX is not safe where one lets go of parts that another evaluates."""
+    block, plain = Block(), Block()
+    fuse(block)
+    x, z = mx.ones((1, K)), 2 * mx.ones((1, K))
+    k, v = bits(plain.k_proj(x)), bits(plain.v_proj(x))
+    made = counting(monkeypatch)
+    block.q_proj(x)
+    other = threading.Thread(target=block.q_proj, args=(z,))
+    other.start()
+    other.join()
+    assert np.array_equal(bits(block.k_proj(x)), k)
+    assert np.array_equal(bits(block.v_proj(x)), v)
+    assert made == [96, 96]
 
 
 def test_parameters_stay_what_they_were():

@@ -5,6 +5,7 @@
 
 #include "gpu/nodes.h"
 #include "mlx/backend/cuda/utils.h"
+#include "mlx/ops.h"
 
 namespace mlx_gguf {
 
@@ -29,6 +30,21 @@ void set_shape(Description& to, const Launch& launch) {
   to.blockDimY = launch.block.y;
   to.blockDimZ = launch.block.z;
   to.sharedMemBytes = static_cast<uint32_t>(launch.shared_bytes);
+}
+
+CUlaunchAttributeValue cluster_of(const Launch& launch) {
+  CUlaunchAttributeValue out{};
+  out.clusterDim.x = static_cast<unsigned>(launch.cluster);
+  out.clusterDim.y = out.clusterDim.z = 1;
+  return out;
+}
+
+void set_cluster(CUgraphNode node, const Launch& launch) {
+  CUlaunchAttributeValue value = cluster_of(launch);
+  check(
+      cuGraphKernelNodeSetAttribute(
+          node, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &value),
+      "set a kernel's clusters");
 }
 
 // MLX keeps executable graphs and gives a graph of the same shape to one of
@@ -58,19 +74,15 @@ void add_cluster_node(
     check(
         cuGraphAddKernelNode(&child.node, child.graph, nullptr, 0, &params),
         "add a kernel");
-    CUlaunchAttributeValue value{};
-    value.clusterDim.x = static_cast<unsigned>(launch.cluster);
-    value.clusterDim.y = value.clusterDim.z = 1;
-    check(
-        cuGraphKernelNodeSetAttribute(
-            child.node, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &value),
-        "set a kernel's clusters");
+    set_cluster(child.node, launch);
   }
   encoder.add_graph_node(
       child.graph, "(K" + std::to_string(launch.cluster) + ")", true);
 }
 
 thread_local CUstream at_once = nullptr;
+thread_local CUgraph recorded = nullptr;
+thread_local CUgraphNode last_recorded = nullptr;
 
 void launch_at_once(
     CUfunction kernel, const Launch& launch, std::vector<void*>& arguments) {
@@ -79,13 +91,42 @@ void launch_at_once(
   config.hStream = at_once;
   CUlaunchAttribute cluster{};
   cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-  cluster.value.clusterDim.x = static_cast<unsigned>(launch.cluster);
-  cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
+  cluster.value = cluster_of(launch);
   config.attrs = &cluster;
   config.numAttrs = launch.cluster > 1 ? 1 : 0;
   check(
       cuLaunchKernelEx(&config, kernel, arguments.data(), nullptr),
       "launch a kernel");
+}
+
+// A kernel after the last one. Of an early one the edge says that it waits by
+// itself.
+void record(
+    CUfunction kernel, const Launch& launch, std::vector<void*>& arguments) {
+  CUgraphNodeParams params{};
+  params.type = CU_GRAPH_NODE_TYPE_KERNEL;
+  params.kernel.func = kernel;
+  set_shape(params.kernel, launch);
+  params.kernel.kernelParams = arguments.data();
+  CUgraphEdgeData edge{};
+  if (launch.early) {
+    edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+    edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+  }
+  CUgraphNode node = nullptr;
+  check(
+      cuGraphAddNode(
+          &node,
+          recorded,
+          &last_recorded,
+          &edge,
+          last_recorded ? 1 : 0,
+          &params),
+      "add a kernel");
+  if (launch.cluster > 1) {
+    set_cluster(node, launch);
+  }
+  last_recorded = node;
 }
 
 } // namespace
@@ -96,6 +137,24 @@ AtOnce::AtOnce(CUstream stream) {
 
 AtOnce::~AtOnce() {
   at_once = nullptr;
+}
+
+Recorded::Recorded(CUgraph graph) {
+  recorded = graph;
+  last_recorded = nullptr;
+}
+
+Recorded::~Recorded() {
+  recorded = nullptr;
+}
+
+bool starts_early() {
+  return recorded && last_recorded && gpu().major >= 9;
+}
+
+array device_memory(int64_t nbytes, mx::Stream s) {
+  auto words = static_cast<double>((nbytes + 7) / 8);
+  return evaluate(mx::arange(0.0, words, 1.0, mx::int64, s));
 }
 
 void* address(const std::optional<array>& a) {
@@ -111,6 +170,9 @@ void enqueue(
     mx::Stream s) {
   if (at_once) {
     return launch_at_once(kernel, launch, arguments);
+  }
+  if (recorded) {
+    return record(kernel, launch, arguments);
   }
   auto& encoder = mx::cu::get_command_encoder(s);
   for (const std::optional<array>* a : inputs) {

@@ -15,7 +15,16 @@ struct Launch {
   dim3 block;
   int64_t shared_bytes = 0;
   int cluster = 1;
+  // It calls wait_for_previous(), so that it may run beside the kernel before
+  // it, where starts_early().
+  bool early = false;
 };
+
+// An array of so many bytes, or a few more, in the device's own memory, with
+// numbers that mean nothing: a node of the stream that has been enqueued. MLX
+// exports no way to ask for such memory, and its allocator's own is shared with
+// the host.
+array device_memory(int64_t nbytes, mx::Stream s);
 
 // Where an array starts on the device; nullptr for none and for an empty one,
 // which has no buffer.
@@ -30,6 +39,19 @@ class AtOnce {
   AtOnce(const AtOnce&) = delete;
   AtOnce& operator=(const AtOnce&) = delete;
 };
+
+// The same for a graph, whose nodes follow each other.
+class Recorded {
+ public:
+  explicit Recorded(CUgraph graph);
+  ~Recorded();
+  Recorded(const Recorded&) = delete;
+  Recorded& operator=(const Recorded&) = delete;
+};
+
+// Whether the next kernel of this thread is one of a graph, after another, on a
+// device that lets it start early.
+bool starts_early();
 
 // `inputs` and `out` order the node among others; `arguments` point to what the
 // kernel is given.

@@ -7,7 +7,6 @@
 #include "gpu/batch.h"
 #include "gpu/nodes.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cuda/allocator.h"
 #include "mlx/backend/cuda/utils.h"
 #include "mlx/ops.h"
 
@@ -164,9 +163,13 @@ void upload(array& to, const void* from, size_t nbytes) {
 }
 
 void upload_output(array& out, const void* from, mx::Stream s) {
-  auto& encoder = mx::cu::get_command_encoder(s);
-  out.set_data(mx::cu::malloc_async(out.nbytes(), encoder));
-  encoder.synchronize(); // whose nodes may have used this memory before
+  out.copy_shared_buffer(
+      device_memory(static_cast<int64_t>(out.nbytes()), s),
+      out.strides(),
+      out.flags(),
+      out.size());
+  // Nodes may have used this memory before.
+  mx::cu::get_command_encoder(s).synchronize();
   upload(out, from, out.nbytes());
 }
 

@@ -128,7 +128,8 @@ void launch_gemv(
       tensor_map(plan, w, format.row_bytes(p.K), p.N, matrices, l.box_bytes);
   dim3 grid(plan.cluster, static_cast<unsigned>(l.clusters), z);
   dim3 block(32, plan.groups, plan.turns);
-  add({grid, block, l.shared_bytes, plan.cluster}, &map);
+  p.early = starts_early();
+  add({grid, block, l.shared_bytes, plan.cluster, p.early != 0}, &map);
 }
 
 // gemm and gather_gemm; p.M rows of x in every one of `batch` entries.

@@ -26,7 +26,7 @@ class Memory {
     return pieces_.back();
   }
   // To be called once, after the last piece; gives all of them their data.
-  void allocate() {
+  void allocate(mx::Stream s) {
     constexpr int64_t alignment = 256;
     auto rounded = [](const array& a) {
       return ceil_div(static_cast<int64_t>(a.nbytes()), alignment) * alignment;
@@ -35,7 +35,7 @@ class Memory {
     for (const array& a : pieces_) {
       size += rounded(a);
     }
-    array whole = scratch(size);
+    array whole = device_memory(size, s);
     for (array& a : pieces_) {
       a.copy_shared_buffer(
           whole,
@@ -95,6 +95,7 @@ class Workspace {
   array partial_, done_, params_;
   AttendParams told_{};
   CUfunction norm_kernel_, attend_kernel_, gate_kernel_;
+  bool recorded_ = false;
   // The last is the one to launch; the others may still run.
   std::vector<CUgraphExec> graphs_;
   // What is not the workspace's own, with its address in the last graph.
@@ -119,7 +120,7 @@ Workspace::Workspace(const History& history, mx::Stream s)
           mx::float32)),
       done_(memory_.piece(sizes_.heads, mx::uint32)),
       params_(memory_.piece(sizeof(AttendParams), mx::uint8)) {
-  memory_.allocate();
+  memory_.allocate(s);
   mx::Dtype dtype = stack_.dtype();
   std::string T = dtype == mx::float16    ? "half_t"
                   : dtype == mx::bfloat16 ? "bfloat_t"
@@ -137,9 +138,10 @@ Workspace::Workspace(const History& history, mx::Stream s)
   told_.traditional = sizes_.traditional;
   told_.eps = sizes_.eps;
   told_.scale = sizes_.scale * 1.44269504f; // log2(e)
-  CUstream stream = mx::cu::get_command_encoder(s).stream();
+  auto& encoder = mx::cu::get_command_encoder(s);
+  encoder.commit(); // the memory's node writes to it
   check(
-      cuMemsetD32Async(place_of(done_), 0, done_.size(), stream),
+      cuMemsetD32Async(place_of(done_), 0, done_.size(), encoder.stream()),
       "clear memory");
 }
 
@@ -164,35 +166,23 @@ bool Workspace::moved() const {
 }
 
 void Workspace::record(mx::Stream s) {
+  recorded_ = false;
   fixed_.clear();
   struct Guard {
-    CUstream stream = nullptr;
     CUgraph graph = nullptr;
     ~Guard() {
-      if (graph) {
-        cuGraphDestroy(graph);
-      }
-      cuStreamDestroy(stream);
+      cuGraphDestroy(graph);
     }
   } made;
-  check(cuStreamCreate(&made.stream, CU_STREAM_NON_BLOCKING), "make a stream");
-  // Relaxed: kernels may be compiled and memory allocated meanwhile.
-  check(
-      cuStreamBeginCapture(made.stream, CU_STREAM_CAPTURE_MODE_RELAXED),
-      "record a stream");
+  check(cuGraphCreate(&made.graph, 0), "create a graph");
   {
-    AtOnce recorded(made.stream);
-    try {
-      layers(s);
-    } catch (...) {
-      cuStreamEndCapture(made.stream, &made.graph);
-      throw;
-    }
+    Recorded recorded(made.graph);
+    layers(s);
   }
-  check(cuStreamEndCapture(made.stream, &made.graph), "record kernels");
   CUgraphExec graph = nullptr;
   check(cuGraphInstantiate(&graph, made.graph, 0), "make a graph");
   graphs_.push_back(graph);
+  recorded_ = true;
 }
 
 void Workspace::layers(mx::Stream s) {
@@ -213,7 +203,7 @@ void Workspace::run(const array& x, array& out, int position, mx::Stream s) {
   std::vector<float> turns = turns_at(sizes_, position);
   std::copy_n(turns.data(), told_.pairs, told_.cosines);
   std::copy_n(turns.data() + told_.pairs, told_.pairs, told_.sines);
-  if (graphs_.empty() || moved()) {
+  if (!recorded_ || moved()) {
     record(s);
   }
   AttendSplit split = attend_split(position, most_blocks_);
@@ -271,7 +261,7 @@ void Workspace::norm(const array& x, void* weight, array& out, mx::Stream s) {
       static_cast<unsigned>(std::min<int64_t>(1024, 32 * ceil_div(N / 8, 32)));
   enqueue(
       norm_kernel_,
-      {{1, 1, 1}, {threads, 1, 1}},
+      {.grid = {1, 1, 1}, .block = {threads, 1, 1}, .early = starts_early()},
       {},
       out,
       {&from, &weight, &to, &N, &eps},
@@ -290,7 +280,9 @@ void Workspace::attend(
   auto blocks = static_cast<unsigned>(most_blocks_);
   enqueue(
       attend_kernel_,
-      {{heads, blocks, 1}, {32 * attend_warps, 1, 1}},
+      {.grid = {heads, blocks, 1},
+       .block = {32 * attend_warps, 1, 1},
+       .early = starts_early()},
       {},
       attended_,
       {&qkv, &q_norm, &k_norm, &k, &v, &y, &partial, &done, &params},
@@ -303,7 +295,7 @@ void Workspace::gate(mx::Stream s) {
   auto blocks = static_cast<unsigned>(ceil_div(N / 8, 256));
   enqueue(
       gate_kernel_,
-      {{blocks, 1, 1}, {256, 1, 1}},
+      {.grid = {blocks, 1, 1}, .block = {256, 1, 1}, .early = starts_early()},
       {},
       gated_,
       {&from, &to, &N},

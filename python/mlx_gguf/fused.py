@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
+from threading import get_ident
 from typing import Any
 
 import mlx.core as mx
@@ -94,9 +95,10 @@ class _Group:
 
     def make(self, x: mx.array) -> list[mx.array]:
         """The product with x, of which every layer gets its part when it is called."""
+        thread = get_ident()
         made = _ext.quantized_matmul_parts(x, self.weight, self.qtype, self.ends, self.bias)
         for part, y in zip(self.parts, made, strict=True):
-            part.ready = (x, y)
+            part.ready[thread] = (x, y)
         return made
 
 
@@ -105,23 +107,29 @@ class _Part:
 
     Attributes
     ----------
-    ready : (array, array) or None
-        An input and the layer's product with it, made when another layer was called with that
-        very array. Replaced as a whole: threads that run the model at once at worst make it again.
+    ready : dict
+        By thread, an input and the layer's product with it, made when another layer was called
+        with that very array. A thread never lets go of another's: parts of a product refer to each
+        other, and MLX's way to part them is not safe while their thread evaluates them.
     """
 
     __slots__ = ("group", "ready")
 
     def __init__(self, group: _Group):
         self.group = group
-        self.ready: tuple[mx.array, mx.array] | None = None
+        self.ready: dict[int, tuple[mx.array, mx.array]] = {}
+
+    def take(self, x: mx.array) -> mx.array | None:
+        """The product with x if another layer's call has made it."""
+        ready = self.ready.pop(get_ident(), None)
+        return ready[1] if ready is not None and ready[0] is x else None
 
     def make(self, x: mx.array) -> mx.array | None:
         """Make the product for all layers; None where each has to make its own."""
         if x.ndim == 0 or x.size > _MOST_ROWS * x.shape[-1]:
             return None
         y = self.group.make(x)[self.group.parts.index(self)]
-        self.ready = None
+        del self.ready[get_ident()]
         return y
 
     def dissolve(self) -> None:

@@ -115,7 +115,7 @@ def load_model(
         cpu_fast.install()
     elif _ext.has_cuda():
         fuse(model)
-        if os.environ.get("MLX_GGUF_CUDA_STEP") == "1":
+        if os.environ.get("MLX_GGUF_CUDA_STEP") != "0":
             from .step import install
 
             install(model)

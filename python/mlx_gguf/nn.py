@@ -166,11 +166,9 @@ class QuantLinear(_Packed):
     def __call__(self, x: mx.array) -> mx.array:
         part = self._part
         if part is not None:
-            ready = part.ready
-            if ready is not None and ready[0] is x:
-                part.ready = None
-                return ready[1]
-            y = part.make(x)
+            y = part.take(x)
+            if y is None:
+                y = part.make(x)
             if y is not None:
                 return y
         if "bias" in self:

@@ -14,9 +14,8 @@ The steps write keys and values in place, into memory of their own, so they borr
 the caches. Whoever asks a cache for its ``keys`` or ``values`` (another prompt, saving, copying,
 quantising) takes them back, and the next step borrows a copy.
 
-With ``MLX_GGUF_CUDA_STEP=1`` in the environment :func:`mlx_gguf.load` calls it if the default
-device is a GPU with CUDA. It does not by itself: on the one H200 where it ran, threads that step
-at once ended their process in one test run, and what was changed since has not run there.
+:func:`mlx_gguf.load` calls it if the default device is a GPU with CUDA; ``MLX_GGUF_CUDA_STEP=0``
+in the environment leaves it out.
 """
 
 from __future__ import annotations

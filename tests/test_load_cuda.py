@@ -1,0 +1,79 @@
+"""What loading does where MLX has CUDA."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+import mlx_gguf as gg
+import step_support
+from blocks import random_blocks
+from mlx_gguf import _ext, step
+from reference import models
+from step_support import error, feed
+
+steps = step_support.steps  # the fixture
+
+on_gpu = pytest.mark.skipif("cuda" not in _ext.backends(), reason="needs CUDA")
+BACKEND = Path(str(_ext.__file__)).parent / "_cuda.so"
+
+
+@pytest.mark.skipif(not BACKEND.exists(), reason="built without CUDA's headers")
+def test_the_backend_needs_only_what_mlx_exports():
+    """It is linked where MLX has no CUDA, so that a missing symbol would show on a GPU alone."""
+    names = re.findall(rb"_ZNK?3mlx4core2cu\w+", BACKEND.read_bytes())
+    exported = rb"_ZNK?3mlx4core2cu(14CommandEncoder|6Device|6device|19get_command_encoder)"
+    assert names
+    assert [name for name in names if not re.match(exported, name)] == []
+
+
+@pytest.fixture
+def packed_model(tmp_path, rng):
+    """Writes a tiny model all of whose matrices are packed, as steps want them."""
+
+    def write(name: str) -> Path:
+        blocks = {
+            key: (
+                "q8_0",
+                random_blocks("q8_0", len(f16), f16.shape[1] // 2, rng, size=(0.02, 0.04)),
+            )
+            for key, (qtype, f16) in models.tensors(name).items()
+            if qtype in ("f16", "bf16")
+        }
+        models.write_model(name, tmp_path / "model.gguf", blocks)
+        return tmp_path / "model.gguf"
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_loaded_models_can_have_steps(name, monkeypatch, packed_model):
+    monkeypatch.setenv("MLX_GGUF_CUDA_STEP", "0")
+    model, _ = gg.load(packed_model(name))
+    assert step.install(model)
+
+
+@on_gpu
+@pytest.mark.parametrize("value", [None, "1", "0"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_tokens_are_steps_unless_told_otherwise(name, value, monkeypatch, steps, packed_model):
+    if value is None:
+        monkeypatch.delenv("MLX_GGUF_CUDA_STEP", raising=False)
+    else:
+        monkeypatch.setenv("MLX_GGUF_CUDA_STEP", value)
+    model, _ = gg.load(packed_model(name))
+    ids = [1, 2, 3, 4, 5, 6]
+    got = feed(model, make_prompt_cache(model), ids, [4, 1, 1])
+    assert steps == ([] if value == "0" else [4, 5])
+    assert error(got, feed(model, make_prompt_cache(model), ids, [6])) < 0.03
+
+
+@on_gpu
+def test_a_file_is_uploaded_when_it_is_evaluated(packed_model):
+    file = gg.open(packed_model("llama"))
+    for name in file.tensors:
+        assert mx.array_equal(file._array(name, True), file[name]).item(), name
