@@ -18,8 +18,10 @@ CPP := $(shell find csrc tests metal cuda -name '*.cpp' -o -name '*.h' -o -name 
 demo: $(VENV)/.demo
 	$(BIN)/python -m mlx_gguf.demo
 
+# A file of tests is one process's; so many at once.
+JOBS ?= 2
 test: $(VENV)/.test
-	$(BIN)/python -m pytest tests $(PYTEST)
+	$(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile $(PYTEST)
 
 # The Metal kernels, lane by lane on the CPU: no Mac is needed, and none is used.
 test-metal: $(VENV)/.test
