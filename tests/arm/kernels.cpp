@@ -105,13 +105,13 @@ struct Run {
         rows[i] = fixed[v * pack_rows + i];
       }
       void* pack = array<char>(isa.packed_bytes(c.K));
-      isa.pack(rows, c.K, type.groups_of_32, pack);
+      isa.pack(rows, c.K, type, pack);
       packs[v] = pack;
     }
     int64_t width = vectors * pack_rows;
-    float* tile = array<float>((gemm_tile_rows + gemm_unit) * width);
-    for (int64_t n = 0; n < c.N; n += gemm_tile_rows) {
-      int64_t count = c.N - n < gemm_tile_rows ? c.N - n : gemm_tile_rows;
+    float* tile = array<float>((isa.gemm_rows + isa.gemm_unit) * width);
+    for (int64_t n = 0; n < c.N; n += isa.gemm_rows) {
+      int64_t count = c.N - n < isa.gemm_rows ? c.N - n : isa.gemm_rows;
       type.gemm(w + n * row_bytes, row_bytes, count, c.K, packs, vectors, tile);
       for (int64_t m = 0; m < M; ++m) {
         for (int64_t r = 0; r < count; ++r) {
