@@ -31,8 +31,9 @@ struct alignas(64) WeightTile {
   float mins[16][16];
 };
 
-// 128 codes, as codes.h gives two times 64, in the order of the weights: two
-// runs of 64, of which the o-th is the at[o]-th of the super-block.
+// 128 codes, as codes.h gives two times 64, as the weights follow each other:
+// two runs of 64, of which the o-th is the at[o]-th of the super-block. So
+// groups that are summed apart lie apart.
 template <typename Type, int c>
 struct Pairing {
   static constexpr int first = Codes<Type>::chunk(c, 0) / 4;
@@ -91,8 +92,10 @@ inline Digits digits_of(const uint8_t* b, Bytes scales) {
   using T = Codes<Type>;
   auto [even, odd] = split<T::signed_codes>(T::template codes<c>(b));
   Words bias = words_of(-T::bias);
-  Words by =
-      shift_right_signed<8>(shuffle(scales, load64(ScaleOf<Type, c>::odd.at)));
+  using Of = ScaleOf<Type, c>;
+  Words by = T::signed_scales || !T::whole_scales
+                 ? shift_right_signed<8>(shuffle(scales, load64(Of::odd.at)))
+                 : shuffle(scales, load64(Of::even.at));
   return Digits(
       {multiply_words(add_words(even, bias), by),
        multiply_words(add_words(odd, bias), by)});
@@ -118,11 +121,13 @@ inline void decode_row(const uint8_t* b, WeightTile<Type>& tile, int r) {
     scales = whole_scales<Type>(b);
   }
   four_times([&](auto c) {
-    if constexpr (c % 2 == 0 && digits<Type> == 2) {
-      Digits first = digits_of<Type, c>(b, scales);
-      Digits second = digits_of<Type, c + 1>(b, scales);
-      store_pair<Type, c>(first.high, second.high, tile.digits[0][r]);
-      store_pair<Type, c>(first.low, second.low, tile.digits[1][r]);
+    if constexpr (digits<Type> == 2) {
+      Digits both = digits_of<Type, c>(b, scales);
+      _mm512_store_si512(tile.digits[0][r] + 64 * c, both.high);
+      _mm512_store_si512(tile.digits[1][r] + 64 * c, both.low);
+    } else if constexpr (T::has_whole) {
+      Bytes one = byte_of<Type, c>(b, scales);
+      _mm512_store_si512(tile.digits[0][r] + 64 * c, one);
     } else if constexpr (c % 2 == 0) {
       store_pair<Type, c>(
           byte_of<Type, c>(b, scales),

@@ -12,7 +12,7 @@ struct alignas(64) Planes {
   int8_t at[2][64][16][4];
 };
 
-// A block of 256 values of 16 rows of x, in the order of the weights.
+// A block of 256 values of 16 rows of x, in the order of gemm.
 struct alignas(64) PackedBlock {
   Planes high;
   Planes low;
@@ -25,14 +25,18 @@ int64_t packed_bytes(int64_t K) {
   return (K + 255) / 256 * static_cast<int64_t>(sizeof(PackedBlock));
 }
 
-// A block of a row's words, which lie in the order of a type, as planes.
-inline void lay(const int16_t* block, const uint8_t* order, int r, Planes& to) {
+// A block of a row's words, those of even codes before those of odd ones, as
+// planes.
+inline void lay(
+    const int16_t* block, const TypeKernels& type, int r, Planes& to) {
   alignas(64) int16_t words[256];
   for (int i = 0; i < 16; ++i) {
     const int16_t* even = block + i / 4 * 64 + i % 4 * 8;
-    for (int j = 0; j < 16; ++j) {
-      words[16 * order[i] + j] = even[j / 2 + j % 2 * 32];
-    }
+    Quarter a = load16(even), b = load16(even + 32);
+    int at = type.tiles_in_order ? i : type.order[i];
+    auto to_words = reinterpret_cast<__m128i*>(words + 16 * at);
+    _mm_store_si128(to_words, _mm_unpacklo_epi16(a, b));
+    _mm_store_si128(to_words + 1, _mm_unpackhi_epi16(a, b));
   }
   alignas(64) int8_t bytes[2][256];
   for (int i = 0; i < 256; ++i) {
@@ -65,9 +69,9 @@ void pack(
         continue;
       }
       FixedRow x(rows[r], K);
-      lay(x.high + 256 * b, type.order, r, to.high);
+      lay(x.high + 256 * b, type, r, to.high);
       if (to.fine) {
-        lay(x.low + 256 * b, type.order, r, to.low);
+        lay(x.low + 256 * b, type, r, to.low);
       }
       for (int g = 0; g < (type.groups_of_32 ? 8 : 16); ++g) {
         to.sums[g][r] =

@@ -18,6 +18,7 @@ TypeKernels add_fixed(TypeKernels kernels, uint32_t id) {
     kernels.gemm = gemm<Type>;
     kernels.order = Order<Type>::table.at;
     kernels.groups_of_32 = Codes<Type>::group == 32;
+    kernels.tiles_in_order = Codes<Type>::has_whole;
     kernels.planes = in_planes<Type>;
     kernels.bias = bias_in_x<Type>;
   };

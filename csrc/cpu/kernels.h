@@ -72,6 +72,9 @@ struct TypeKernels {
   // 16 weights, and whether 32 of them share a scale, or 16.
   const uint8_t* order;
   bool groups_of_32;
+  // Whether a gemm on tiles takes weights in that order, or as they follow each
+  // other.
+  bool tiles_in_order;
   // Whether gemv of one row of x takes it in planes; and what x counts for the
   // weights, if not they do: their codes are too large by so much.
   bool planes;

@@ -136,12 +136,17 @@ Task gemm_task(
     float* y = scratch((n1 - n0 + isa().gemm_unit) * width);
     const uint8_t* w = piece.w + n0 * row_bytes;
     type.gemm(w, row_bytes, n1 - n0, p.K, packs.data(), vectors, y);
-    float out[most_gemm_rows];
-    for (size_t m = 0; m < piece.rows.size(); ++m) {
+    float out[pack_rows][most_gemm_rows];
+    int64_t M = static_cast<int64_t>(piece.rows.size());
+    for (int64_t m = 0; m < M; m += pack_rows) {
       for (int64_t n = 0; n < n1 - n0; ++n) {
-        out[n] = y[n * width + m];
+        for (int64_t i = 0; i < pack_rows; ++i) {
+          out[i][n] = y[n * width + m + i];
+        }
       }
-      finish(p, piece.rows[m], n0, n1 - n0, out);
+      for (int64_t i = 0; i < std::min(pack_rows, M - m); ++i) {
+        finish(p, piece.rows[m + i], n0, n1 - n0, out[i]);
+      }
     }
   };
 }
