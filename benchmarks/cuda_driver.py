@@ -14,7 +14,7 @@ PARAMS = {  # cuda/params.h
     "u32": ["M", "N", "K", "gather", "has_c"],
     "f32": ["alpha", "beta"],
     "more": ["tiles", "held", "columns", "rows", "split", "ranks", "stages"],
-    "last": ["inverse", "last_x", "last_w"],
+    "last": ["inverse", "last_x", "last_w", "early"],
     "u64": ["x_step", "w_step", "c_step", "y_step"],
 }
 

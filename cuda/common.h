@@ -134,7 +134,8 @@ DEVICE void mma(
 }
 
 // Of a kernel that is launched while the one before it still runs: what comes
-// before waits for nothing, and reads nothing that earlier kernels wrote.
+// before waits for nothing, and reads nothing that a kernel before it in the
+// graph wrote.
 DEVICE void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -67,8 +67,14 @@ def test_blocks_of_very_different_size(qtype, dtype):
 @typed
 @pytest.mark.parametrize(
     ("dtype", "most"),
-    # The first becomes the largest word, the second one of 24 bits.
-    [(mx.float32, 32767 / 2**14), (mx.float32, 2 - 2.0**-23), (mx.bfloat16, 2 - 2.0**-7)],
+    # The first two become the largest words, of two bytes with signs and of 16 bits; the third
+    # one of 24 bits.
+    [
+        (mx.float32, 32639 / 2**14),
+        (mx.float32, 32767 / 2**14),
+        (mx.float32, 2 - 2.0**-23),
+        (mx.bfloat16, 2 - 2.0**-7),
+    ],
 )
 def test_the_largest_sums_do_not_overflow(qtype, dtype, most):
     raw = saturated_blocks(qtype, 1024)
@@ -80,6 +86,23 @@ def test_the_largest_sums_do_not_overflow(qtype, dtype, most):
             y = unrounded(mx.array(X[:M].astype(np.float32)).astype(dtype), mx.array(raw), qtype)
             # Finer than any lost carry, coarser than two roundings to bf16.
             assert (np.abs(y - expected[:M]) <= 8e-6 * terms[:M]).all(), f"M={M}"
+
+
+# MXFP4's scales go as far as f32 does; its sums meet that of x first.
+@pytest.mark.parametrize("qtype", [q for q in QUANTISED if q != "mxfp4"])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_only_results_may_be_beyond_single_precision(qtype, dtype):
+    """Sums of codes times large activations are, before the weights' scale brings them back."""
+    rng = np.random.default_rng(5)
+    raw = random_blocks(qtype, 33, 1024, rng, size=(1e-4, 1e-3))
+    W = dequantize64(raw, qtype)
+    x = mx.array((5e36 * rng.uniform(-1, 1, (12, 1024))).astype(np.float32)).astype(dtype)
+    X = float64(x)
+    expected, terms = X @ W.T, np.abs(X) @ np.abs(W).T
+    assert terms.max() < 3e38
+    for M in (1, 12):
+        y = float64(gg.quantized_matmul(x[:M], mx.array(raw), qtype))
+        assert (np.abs(y - expected[:M]) <= 5e-3 * terms[:M]).all(), f"M={M}"
 
 
 @typed

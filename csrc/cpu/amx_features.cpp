@@ -4,6 +4,7 @@
 
 #include <cpuid.h>
 #include <immintrin.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <csetjmp>
@@ -38,9 +39,15 @@ bool system_gives_it() {
 }
 
 sigjmp_buf after_fault;
+pthread_t prober;
+struct sigaction handler_before;
 
 void on_fault(int) {
-  siglongjmp(after_fault, 1);
+  if (pthread_equal(pthread_self(), prober)) {
+    siglongjmp(after_fault, 1);
+  }
+  // Another thread's fault, which happens again under the handler it had.
+  sigaction(SIGILL, &handler_before, nullptr);
 }
 
 __attribute__((target("amx-tile,amx-int8"))) void multiply_tiles() {
@@ -55,15 +62,16 @@ __attribute__((target("amx-tile,amx-int8"))) void multiply_tiles() {
   _tile_zero(1);
   _tile_zero(2);
   _tile_dpbssd(0, 1, 2);
-  _tile_dpbusd(0, 1, 2);
   _tile_release();
 }
 
 // Virtual machines have been seen that promise what they then refuse.
 bool runs() {
-  struct sigaction old, own = {};
+  struct sigaction own = {};
   own.sa_handler = on_fault;
-  if (sigaction(SIGILL, &own, &old) != 0) {
+  prober = pthread_self();
+  if (sigaction(SIGILL, nullptr, &handler_before) != 0 ||
+      sigaction(SIGILL, &own, nullptr) != 0) {
     return false;
   }
   volatile bool fine = false;
@@ -71,7 +79,7 @@ bool runs() {
     multiply_tiles();
     fine = true;
   }
-  sigaction(SIGILL, &old, nullptr);
+  sigaction(SIGILL, &handler_before, nullptr);
   return fine;
 }
 

@@ -1,6 +1,7 @@
 // Products of many rows of x on tiles of AMX: 32 or 16 rows of w by 16 rows of
 // x. Weights become bytes once and meet every row; those of scales that are
-// whole, times their scale, two digits each. All sums of bytes are exact.
+// whole, times their scale, in two digits where one is too small. All sums of
+// bytes are exact.
 #pragma once
 
 #include "cpu/amx.h"
@@ -141,7 +142,7 @@ inline void decode_row(const uint8_t* b, WeightTile<Type>& tile, int r) {
 // Sums of 16 by 16: of the first and the second tile of weights, each with both
 // planes of x.
 struct TileSums {
-  alignas(64) int32_t at[2][2][16][16];
+  alignas(64) int32_t at[4][16][16];
 };
 
 // A tile of rows of w or, of types with one digit, two, by 16 rows of x over
@@ -181,7 +182,8 @@ inline __attribute__((always_inline)) void finish(
   for (int g = 0; mins && g < groups; ++g) {
     x_sums[g] = load_floats(x.sums[unit.part * groups + g]);
   }
-  const int32_t (*of)[16][16] = sums.at[digits<Type> == 2 ? 0 : first / 16];
+  const int32_t (*of)[16][16] =
+      sums.at + (digits<Type> == 2 ? 0 : first / 16 * 2);
   float* to = unit.y + first * y_stride;
   MLX_GGUF_UNROLL
   for (int r = 0; r < finish_rows; ++r) {
@@ -195,7 +197,12 @@ inline __attribute__((always_inline)) void finish(
       sum = to_floats(add_ints(shift_ints_left<8>(ints(0)), ints(1)));
     }
     Floats scale = floats_of(tile.scales[row + r][unit.part]);
-    Floats total = multiply_add(multiply(sum, by), scale, load_floats(to));
+    if constexpr (Codes<Type>::far_scales) {
+      sum = multiply(sum, by);
+    } else { // the sum times x's scale alone may be beyond f32
+      scale = multiply(scale, by);
+    }
+    Floats total = multiply_add(sum, scale, load_floats(to));
     MLX_GGUF_UNROLL
     for (int g = 0; mins && g < groups; ++g) {
       Floats min = floats_of(tile.mins[row + r][unit.part * groups + g]);
@@ -258,10 +265,10 @@ inline void multiply_tiles(
       finish_all<Type>(before, done, y_stride, rows * s, rows * (s + 1));
     }
   }
-  _tile_stored(0, out.at[0][0], 64);
-  _tile_stored(1, out.at[0][1], 64);
-  _tile_stored(2, out.at[1][0], 64);
-  _tile_stored(3, out.at[1][1], 64);
+  _tile_stored(0, out.at[0], 64);
+  _tile_stored(1, out.at[1], 64);
+  _tile_stored(2, out.at[2], 64);
+  _tile_stored(3, out.at[3], 64);
 }
 
 // Units one after the other.

@@ -39,10 +39,8 @@ inline void lay(
     _mm_store_si128(to_words + 1, _mm_unpackhi_epi16(a, b));
   }
   alignas(64) int8_t bytes[2][256];
-  for (int i = 0; i < 256; ++i) {
-    auto low = static_cast<int8_t>(words[i]);
-    bytes[0][i] = static_cast<int8_t>((words[i] - low) >> 8);
-    bytes[1][i] = low;
+  for (int i = 0; i < 256; i += 16) {
+    store_bytes(words + i, bytes[0] + i);
   }
   for (int p = 0; p < 2; ++p) {
     for (int k = 0; k < 64; ++k) {
@@ -57,13 +55,15 @@ void pack(
   auto blocks = static_cast<PackedBlock*>(out);
   for (int64_t b = 0; b < (K + 255) / 256; ++b) {
     PackedBlock& to = blocks[b];
-    if (!rows[15]) {
+    bool all = true, fine = false;
+    for (int r = 0; r < 16; ++r) {
+      all = all && rows[r];
+      fine = fine || (rows[r] && is_fine(FixedRow(rows[r], K).way[b]));
+    }
+    if (!all) {
       std::memset(&to, 0, sizeof(to));
     }
-    to.fine = 0;
-    for (int r = 0; r < 16; ++r) {
-      to.fine |= rows[r] && is_fine(FixedRow(rows[r], K).way[b]);
-    }
+    to.fine = fine;
     for (int r = 0; r < 16; ++r) {
       if (!rows[r]) {
         continue;

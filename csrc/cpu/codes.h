@@ -1,5 +1,5 @@
 // Super-blocks of 256 weights as bytes, for integer products: what the types
-// have in common is in fixed_gemv.h and fixed_gemm.h.
+// have in common is in fixed_gemv.h, fixed_gemm.h and amx_gemm.h.
 //
 // A weight is scale * (code - bias) + min. A type gives, of the super-block at
 // b,
@@ -10,9 +10,9 @@
 //                      whole_scales, else floats; `shared` times 64 codes in a
 //                      row have them in common
 //   whole(b)           the former, also of a type whose gemv takes the latter,
-//                      where has_whole. gemm sums products of `run` times 16
-//                      weights in whole numbers: those of one scale, or as many
-//                      as seldom exceed 2^31
+//                      where has_whole. A gemm of words sums products of `run`
+//                      times 16 weights in whole numbers: those of one scale,
+//                      or as many as seldom exceed 2^31
 //   mins(b)            where has_mins, likewise but bytes that do not repeat
 // and where byte_products, their products with scales are bytes too:
 //   products(b)        a table of them for each quarter

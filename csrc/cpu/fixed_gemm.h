@@ -20,7 +20,7 @@ constexpr int gemm_vectors = 1, gemm_rows = 2;
 #endif
 
 // Rows of w that gemm keeps decoded at a time, and what it rounds them up to.
-constexpr int gemm_tile_rows = 48, gemm_unit = gemm_rows;
+constexpr int gemm_tile_rows = 48, gemm_unit = 6;
 
 // A super-block of gemm_rows rows of w, biases taken off. Words times scales
 // that are whole have one factor, the first of `scales`.

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/fast_kernels.h"
-#ifdef __AMX_INT8__
+#ifdef MLX_GGUF_TILES
 #include "cpu/amx_gemm.h"
 #else
 #include "cpu/fixed_gemm.h"
@@ -47,20 +47,22 @@ TypeKernels fixed_type(uint32_t id) {
 } // namespace mlx_gguf::cpu::MLX_GGUF_ISA
 
 // Defines mlx_gguf::cpu::isa_NAME.
-#define MLX_GGUF_FIXED_ISA(NAME) \
-  namespace mlx_gguf::cpu {      \
-  extern const Isa isa_##NAME;   \
-  const Isa isa_##NAME{          \
-      #NAME,                     \
-      NAME::fixed_type,          \
-      NAME::to_f32,              \
-      NAME::from_f32,            \
-      NAME::fixed_bytes,         \
-      NAME::fix,                 \
-      NAME::packed_bytes,        \
-      NAME::pack,                \
-      NAME::gemm_tile_rows,      \
-      NAME::gemm_unit,           \
-      NAME::axpy,                \
-      NAME::fast};               \
+#define MLX_GGUF_FIXED_ISA(NAME)                              \
+  namespace mlx_gguf::cpu {                                   \
+  static_assert(NAME::gemm_tile_rows <= most_gemm_rows);      \
+  static_assert(NAME::gemm_tile_rows % NAME::gemm_unit == 0); \
+  extern const Isa isa_##NAME;                                \
+  const Isa isa_##NAME{                                       \
+      #NAME,                                                  \
+      NAME::fixed_type,                                       \
+      NAME::to_f32,                                           \
+      NAME::from_f32,                                         \
+      NAME::fixed_bytes,                                      \
+      NAME::fix,                                              \
+      NAME::packed_bytes,                                     \
+      NAME::pack,                                             \
+      NAME::gemm_tile_rows,                                   \
+      NAME::gemm_unit,                                        \
+      NAME::axpy,                                             \
+      NAME::fast};                                            \
   }

@@ -163,10 +163,11 @@ void upload(array& to, const void* from, size_t nbytes) {
 }
 
 void upload_output(array& out, const void* from, mx::Stream s) {
+  auto [_, row, col] = mx::check_contiguity(out.shape(), out.strides());
   out.copy_shared_buffer(
       device_memory(static_cast<int64_t>(out.nbytes()), s),
       out.strides(),
-      out.flags(),
+      {.contiguous = true, .row_contiguous = row, .col_contiguous = col},
       out.size());
   // Nodes may have used this memory before.
   mx::cu::get_command_encoder(s).synchronize();
