@@ -7,6 +7,7 @@
 #include "gpu/batch.h"
 #include "gpu/nodes.h"
 #include "mlx/allocator.h"
+#include "mlx/backend/common/utils.h"
 #include "mlx/backend/cuda/utils.h"
 #include "mlx/ops.h"
 
