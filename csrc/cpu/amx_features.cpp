@@ -65,7 +65,7 @@ __attribute__((target("amx-tile,amx-int8"))) void multiply_tiles() {
   _tile_release();
 }
 
-// Virtual machines have been seen that promise what they then refuse.
+// A system that promises tiles and then refuses them must not end the process.
 bool runs() {
   struct sigaction own = {};
   own.sa_handler = on_fault;
