@@ -21,11 +21,13 @@
 #if __CUDA_ARCH__ >= 900
 
 // How a type's units are multiplied: in f16, a row of x in a column.
-template <typename F, typename T, int TILES, bool WHOLE>
+template <typename F, typename T, int ROWS, bool WHOLE>
 struct Way {
-  static_assert(TILES == 1, "f16 has one tile of columns");
   typedef HalfTask<T, typename F::Layout, F::summed> Task;
   typedef F Unit;
+  static constexpr int tiles = 1;
+  static constexpr bool wide = F::align == 16;
+  static constexpr uint32_t zero_bytes = 0;
   struct Operand : ::Operand<1, F::summed, Parts<T>::scaled> {
     DEVICE Operand(uint32_t M, uint32_t g, uint32_t t)
         : ::Operand<1, F::summed, Parts<T>::scaled>(M, g, t) {}
@@ -44,48 +46,70 @@ struct Way {
   }
 };
 
-// In whole numbers: three digits of a row of x.
-template <typename F, typename T, int TILES>
-struct Way<F, T, TILES, true> {
-  typedef WholeUnit<F> Unit;
-  typedef WholeTask<T, typename Unit::Layout, F::summed != 0> Task;
+// In whole numbers: three digits of a row of x. Units that can do so take their
+// groups in pairs for one row.
+template <typename U, int TILES, bool PAIRED>
+struct WholeView {
+  typedef typename U::Layout Layout;
   typedef WholeOperand<TILES> Operand;
+};
+template <typename U>
+struct WholeView<U, 1, true> {
+  typedef typename U::PairLayout Layout;
+  typedef PairOperand<U> Operand;
+};
+
+template <typename F, typename T, int ROWS>
+struct Way<F, T, ROWS, true> {
+  typedef WholeUnit<F> Unit;
+  static constexpr int tiles = ROWS <= 2 ? 1 : Digits<WholeEights>::count;
+  static constexpr bool paired = Unit::paired && ROWS == 1;
+  static constexpr bool wide = paired || F::align == 16;
+  static constexpr uint32_t zero_bytes = paired ? 256 : 0;
+  typedef WholeView<Unit, tiles, paired> View;
+  typedef WholeTask<T, typename View::Layout, F::summed != 0> Task;
+  typedef typename View::Operand Operand;
   DEVICE static float number(float low, float middle, float high) {
     return fmaf(65536.0f, high, fmaf(256.0f, middle, low));
   }
   template <typename Put>
   DEVICE static void each(
-      const Sums<TILES>& sums, uint32_t t, uint32_t M, const Put& put) {
+      const Sums<tiles>& sums, uint32_t t, uint32_t M, const Put& put) {
+    if constexpr (tiles > 1) {
+      UNROLL
+      for (int c = 0; c < 4; ++c) {
+        uint32_t m = 2 * t + c % 2;
+        if (m < M) {
+          put(c / 2, m, number(sums.v[0][c], sums.v[1][c], sums.v[2][c]));
+        }
+      }
+      return;
+    }
     UNROLL
-    for (int half = 0; half < 2; ++half) {
-      if constexpr (TILES == 1) {
-        const float* mine = sums.v[0] + 2 * half;
-        float high = __shfl_xor_sync(~0u, mine[0], 1);
-        if (t % 2 == 0 && t / 2 < M) {
-          put(half, t / 2, number(mine[0], mine[1], high));
-        }
-      } else {
-        UNROLL
-        for (int i = 0; i < 2; ++i) {
-          int c = 2 * half + i;
-          if (2 * t + i < M) {
-            put(half,
-                2 * t + i,
-                number(sums.v[0][c], sums.v[1][c], sums.v[2][c]));
-          }
-        }
+    for (int half = 0; half < (paired ? 1 : 2); ++half) {
+      const float* mine = sums.v[0] + 2 * half;
+      float high = __shfl_xor_sync(~0u, mine[0], 1);
+      if (t % 2 != 0) {
+        continue;
+      }
+      float sum = number(mine[0], mine[1], high);
+      if (paired) {
+        put(t / 2, 0, sum);
+      } else if (t / 2 < M) {
+        put(half, t / 2, sum);
       }
     }
   }
 };
 
+// ROWS: for so many rows of x at most, 1, 8 or, in whole numbers, 2.
 template <
     typename F,
     typename T,
     int COPY,
     int INTERLEAVE,
     int CLUSTER,
-    int TILES,
+    int ROWS,
     bool WHOLE>
 __global__ void __cluster_dims__(CLUSTER, 1, 1)
     __launch_bounds__(32 * gemv_warps, 1) gemv_tma(
@@ -96,8 +120,8 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
         Params p,
         const uint32_t* lhs,
         const uint32_t* rhs) {
-  typedef Way<F, T, TILES, WHOLE> Way;
-  typedef TmaRing<F, COPY, INTERLEAVE> Weights;
+  typedef Way<F, T, ROWS, WHOLE> Way;
+  typedef TmaRing<F, COPY, INTERLEAVE, Way::wide> Weights;
   extern __shared__ __align__(1024) uint8_t memory[];
   uint32_t lane = threadIdx.x, warp = threadIdx.y;
   uint32_t g = lane / 4, t = lane % 4;
@@ -111,11 +135,15 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
   uint32_t unit0 = rank * p.held, block_unit0 = CLUSTER == 1 ? 0 : unit0;
   uint32_t count = unit0 < units ? min(p.held, units - unit0) : 0;
 
-  // The host counts on this order and these sizes: rings, barriers, x, in a
-  // cluster a tile a warp, sums of blocks.
+  // The host counts on this order and these sizes: rings, barriers, zeros, x,
+  // in a cluster a tile a warp, sums of blocks.
   uint32_t rings = gemv_warps * p.stages;
   uint8_t* barriers = memory + rings * Weights::stage_bytes;
-  uint8_t* held = barriers + 8 * rings + 16;
+  uint8_t* zeros = barriers + 8 * rings + 16;
+  uint8_t* held = zeros + Way::zero_bytes;
+  if (16 * (32 * warp + lane) < Way::zero_bytes) {
+    *(uint4*)(zeros + 16 * lane) = make_uint4(0, 0, 0, 0);
+  }
   uint32_t summed = shared_address(barriers + 8 * rings);
   if (CLUSTER > 1 && warp == 0 && lane == 0) {
     barrier_init(summed);
@@ -123,14 +151,10 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
   uint32_t row_bytes = p.K / F::block * (F::bytes / (256 / F::block));
   Weights ring(w, memory, barriers, p.stages, warp, lane, row_bytes);
 
-  Staged<T, typename Way::Task, (TILES > 1)> staged(
-      held,
-      x + x_offset(p, lhs, blockIdx.z),
-      256 * block_unit0,
-      CLUSTER == 1 ? units : count,
-      p,
-      warp,
-      lane);
+  const T* first_x = x + x_offset(p, lhs, blockIdx.z);
+  uint32_t x_units = CLUSTER == 1 ? units : count;
+  typename Staging<T, typename Way::Task, ROWS, (Way::tiles > 1)>::Type staged(
+      held, first_x, 256 * block_unit0, x_units, p, warp, lane);
   if (!p.early) { // x is on its way before w's bytes queue up in front of it
     staged.start();
   }
@@ -154,7 +178,8 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
     }
   };
   // A warp waits where the engine has enough to do: the first stage before x is
-  // prepared, others in its course.
+  // prepared, others in its course, or after that for one row of x, for which
+  // all warps wait.
   uint32_t stage = ring.base, barrier = ring.barriers;
   uint32_t last_barrier = barrier + 8 * p.stages;
   auto fill_next = [&] {
@@ -178,12 +203,20 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
     wait_for_previous();
     staged.start();
   }
-  staged.put(fill_next);
-  fill_all();
-  stage = ring.base, barrier = ring.barriers;
+  if constexpr (ROWS == 1) {
+    staged.put();
+    if constexpr (CLUSTER == 1) {
+      __syncthreads();
+      fill_all();
+    }
+  } else {
+    staged.put(fill_next);
+    fill_all();
+  }
 
-  uint32_t unit_bytes = Way::Task::unit_bytes(p.M);
-  uint32_t tile_floats = 16 * p.M;
+  uint32_t M = ROWS == 1 ? 1 : p.M;
+  uint32_t unit_bytes = Way::Task::unit_bytes(M);
+  uint32_t tile_floats = 16 * M;
   uint32_t own = CLUSTER == 1 ? 0 : gemv_warps;
   uint32_t all_held = CLUSTER == 1 ? units : p.held;
   float* mine = (float*)(held + all_held * unit_bytes) + warp * tile_floats;
@@ -202,24 +235,36 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
   }
   c += blockIdx.z * p.c_step;
   y += blockIdx.z * p.y_step;
-  __syncthreads();
+  if constexpr (ROWS > 1 || CLUSTER > 1) {
+    __syncthreads();
+  }
   if constexpr (CLUSTER > 1) {
     cluster_wait(); // all blocks are there to be written to
+    if constexpr (ROWS == 1) {
+      fill_all();
+    }
   }
 
-  typename Way::Operand operand(p.M, g, t);
-  uint32_t parity = 0;
+  typename Way::Operand operand(M, g, t);
+  if constexpr (Way::zero_bytes != 0) {
+    operand.zeros = zeros;
+  }
+  stage = ring.base, barrier = ring.barriers;
+  uint32_t row_at = Weights::row(g), parity = 0;
+  if constexpr (ROWS == 1) {
+    row_at = kept(row_at);
+  }
   // Only in the stretch's first tile it may not be the first.
   uint32_t slot = at.first_unit != 0 ? at.part(mate) : 0;
 #pragma unroll 1
   while (!at.done()) {
-    Sums<TILES> total;
+    Sums<Way::tiles> total;
     operand.unit = held + (unit0 - block_unit0 + at.unit) * unit_bytes;
 #pragma unroll 1
     do {
       barrier_wait(barrier, parity);
       uint32_t unit = unit0 + at.unit;
-      const uint8_t* r0 = ring.at(stage) + ring.row(g, unit);
+      const uint8_t* r0 = ring.at(stage) + row_at + ring.data(g, unit);
       UNROLL
       for (int i = 0; i < COPY; ++i) {
         if (i == 0 || at.unit + i < at.end) {
@@ -247,7 +292,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
     uint32_t to = (part * ranks + rank) * most + at.tile / CLUSTER;
     uint32_t step = ranks * most * tile_floats;
     if constexpr (CLUSTER == 1) {
-      Way::each(total, t, p.M, [&](int half, uint32_t m, float sum) {
+      Way::each(total, t, M, [&](int half, uint32_t m, float sum) {
         uint32_t r = Weights::number(g) + 8 * half, row = 16 * at.tile + r;
         if (!direct) {
           float* here = sums + to * tile_floats + 16 * m + r;
@@ -261,7 +306,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
         }
       });
     } else {
-      Way::each(total, t, p.M, [&](int half, uint32_t m, float sum) {
+      Way::each(total, t, M, [&](int half, uint32_t m, float sum) {
         mine[16 * m + Weights::number(g) + 8 * half] = sum;
       });
       __syncwarp();
@@ -291,16 +336,29 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
   uint32_t owner = CLUSTER == 1 ? 0 : rank;
   for (uint32_t i = 32 * warp + lane; i < owned * tile_floats;
        i += 32 * gemv_warps) {
-    uint32_t tile = quotient(i / 16, p.inverse), m = i / 16 - tile * p.M;
+    uint32_t tile = ROWS == 1 ? i / 16 : quotient(i / 16, p.inverse);
+    uint32_t m = i / 16 - tile * M;
     uint32_t row = 16 * (tile * CLUSTER + owner) + i % 16;
     if (row < rows) {
+      // By ranks, then parts; four at a time, as each is a while in coming.
       float sum = 0.0f;
+      uint32_t addends = used * slots, part = 0, at = i;
 #pragma unroll 1
-      for (uint32_t k = 0; k < used; ++k) {
-#pragma unroll 1
-        for (uint32_t part = 0; part < slots; ++part) {
-          sum += sums[(part * ranks + k) * step + i];
+      for (uint32_t k = 0; k < addends; k += 4) {
+        float v[4];
+        UNROLL
+        for (int j = 0; j < 4; ++j) {
+          v[j] = k + j < addends ? sums[at] : 0.0f;
+          at += ranks * step;
+          if (++part == slots) {
+            part = 0;
+            at += step - slots * ranks * step;
+          }
         }
+        sum += v[0];
+        sum += v[1];
+        sum += v[2];
+        sum += v[3];
       }
       finish(p, c, y, uint64_t(m) * p.N + row0 + row, sum);
     }

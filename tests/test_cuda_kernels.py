@@ -5,6 +5,7 @@ NVRTC needs no GPU. What the kernels compute is checked where there is one: `mak
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_gguf import _ext, formats
+from mlx_gguf import _ext, find_format, formats
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -133,6 +134,22 @@ def test_a_cluster_shares_out_what_its_blocks_would_alone(qtype):
             assert (info["ranks"], info["held"]) == (solo["ranks"], solo["held"]), (M, N, K)
             assert info["split"] * solo["cluster"] == solo["split"] * info["cluster"], (M, N, K)
             assert info["rows"] % info["split"] == 0, (M, N, K)
+
+
+@pytest.mark.parametrize("qtype", [t for t in TYPES if t not in PLAIN])
+def test_copies_have_all_of_their_units_and_little_more(qtype):
+    """Units start at any multiple of what their bytes share with the 16 of a copy's start."""
+    unit = find_format(qtype).block_bytes * 256 // find_format(qtype).block_size
+    for N, K in ((520, 4096), (520, 5120), (264, 12288), (64, 17408), (1024, 512), (264, 768)):
+        for M in (1, 2, 8):
+            info = _ext.cuda_launch(qtype, "float16", M, N, K)
+            copy = int(info["plan"].split("copy=")[1].split()[0])
+            rows_start = 16 // info["interleave"]
+            needed = copy * unit + 16 - math.gcd(copy * unit, rows_start)
+            pieces = info["box_bytes"] / 16
+            assert pieces % 4 in (1, 2, 3), (M, N, K)  # so that rows are on different banks
+            assert needed <= info["box_bytes"] < needed + 32, (M, N, K)
+            assert info["ranks"] == 1 or info["held"] % copy == 0, (M, N, K)
 
 
 def test_many_rows_and_the_other_way_round():

@@ -71,6 +71,7 @@ std::string to_string(const Plan& plan) {
     add("ranks", plan.ranks);
     add("tiles", plan.tiles);
     add("whole", plan.whole);
+    add("most", plan.most);
   }
   if (!plan.transpose) {
     add("transpose", 0);

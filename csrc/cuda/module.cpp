@@ -196,7 +196,7 @@ uint64_t key_of(const Plan& plan, const Format& format, mx::Dtype x) {
   add(plan.kernel);
   add(plan.transpose);
   add(plan.copy << 4 | plan.interleave);
-  add(plan.tiles << 1 | int(plan.whole));
+  add(plan.most << 4 | plan.tiles << 1 | int(plan.whole));
   add(plan.cluster);
   add(format.id);
   add(x.val());

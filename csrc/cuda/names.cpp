@@ -47,8 +47,8 @@ std::string kernel_name(const Plan& plan, const Format& format, Dtype x) {
     case Kernel::gemv_tma:
       return out + "_copy" + std::to_string(plan.copy) + "_every" +
              std::to_string(plan.interleave) + "_cluster" +
-             std::to_string(plan.cluster) + "_tiles" +
-             std::to_string(plan.tiles) + (plan.whole ? "_whole" : "");
+             std::to_string(plan.cluster) + "_rows" +
+             std::to_string(plan.most) + (plan.whole ? "_whole" : "");
     case Kernel::gemv:
       return out + "_tiles" + std::to_string(plan.tiles);
     case Kernel::gemm_block:
@@ -68,7 +68,7 @@ std::string function_of(const Plan& plan, const Format& format, Dtype x) {
     case Kernel::gemv_tma:
       return "gemv_tma<" + unit + ", " + t + ", " + number(plan.copy) + ", " +
              number(plan.interleave) + ", " + number(plan.cluster) + ", " +
-             number(plan.tiles) + ", " + truth(plan.whole) + ">";
+             number(plan.most) + ", " + truth(plan.whole) + ">";
     case Kernel::gemv:
       return "gemv<" + unit + ", " + t + ", " + number(plan.tiles) + ", 1, 2>";
     case Kernel::gemv_block:

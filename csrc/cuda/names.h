@@ -8,7 +8,7 @@
 
 namespace mlx_gguf::cuda {
 
-// gguf_gemv_tma_q4_k_f16_copy1_every1_cluster2_tiles1,
+// gguf_gemv_tma_q4_k_f16_copy1_every1_cluster2_rows8,
 // gguf_gemv_q4_k_f32_tiles3, gguf_gemm_q4_k_f16, gguf_gemm_block_q4_k_f16_t,
 // gguf_dequantize_q4_k_f16
 std::string kernel_name(

@@ -21,10 +21,13 @@ enum class Whole { never, with_room, always };
 
 // What the kernels' structs of a type say: how many weights share a min, 0
 // where there is none.
+// paired: in whole numbers one row of x takes groups in pairs
+// (cuda/tc/pairs.h).
 struct UnitRow {
   std::string_view type;
   int summed;
   Whole whole = Whole::never;
+  bool paired = false;
 };
 constexpr std::array unit_rows{
     UnitRow{"q4_0", 0},
@@ -34,11 +37,11 @@ constexpr std::array unit_rows{
     UnitRow{"q8_0", 0, Whole::with_room},
     UnitRow{"q2_k", 16},
     UnitRow{"q3_k", 0},
-    UnitRow{"q4_k", 32, Whole::with_room},
+    UnitRow{"q4_k", 32, Whole::with_room, true},
     UnitRow{"q5_k", 32, Whole::with_room},
-    UnitRow{"q6_k", 0, Whole::with_room},
+    UnitRow{"q6_k", 0, Whole::with_room, true},
     UnitRow{"iq4_nl", 0},
-    UnitRow{"iq4_xs", 0, Whole::always},
+    UnitRow{"iq4_xs", 0, Whole::always, true},
     UnitRow{"mxfp4", 0},
 };
 
@@ -64,13 +67,17 @@ int interleave_of(const Format& format, int64_t K) {
   return static_cast<int>(16 / std::gcd<int64_t>(16, bytes));
 }
 
-// Bytes of a row in one copy: an odd number of 16, but for types that load 8
-// bytes a lane (cuda/tc/tma.h).
+bool is_paired(const Plan& plan, const Format& format) {
+  return plan.whole && plan.most == 1 && unit_row(format)->paired;
+}
+
+// Bytes of a row in one copy: cuda/tc/tma.h.
 int64_t tma_box(const Plan& plan, const Format& format) {
-  int64_t unit = unit_bytes(format);
-  bool even = unit % 16 == 0 && plan.interleave == 1;
-  int64_t pieces = ceil_div(unit * plan.copy + (even ? 0 : 14), 16);
-  return 16 * (even && format.alignment == 16 ? pieces : pieces | 1);
+  int64_t size = unit_bytes(format) * plan.copy;
+  int64_t before = 16 - std::gcd<int64_t>(size, 16 / plan.interleave);
+  int64_t pieces = ceil_div(size + before, 16);
+  bool wide = format.alignment == 16 || is_paired(plan, format);
+  return 16 * (wide && pieces % 4 == 2 ? pieces : pieces | 1);
 }
 
 int64_t tma_stage(const Plan& plan, const Format& format) {
@@ -93,19 +100,25 @@ int64_t ring_bytes(const Plan& plan, const Format& format, const Gpu& gpu) {
 // Of gemv_tma: cuda/gemv_tma.h and cuda/tc/digits.h.
 constexpr int tma_warps = 16;
 constexpr int64_t tall_rows = 65536; // pay for x once, however it is split
-constexpr int digits = 3;
-constexpr int digits_bytes = 832;     // of a unit of a row of x
+constexpr int digits_bytes = 832;    // of a unit of a row of x
+constexpr int paired_digits_bytes = 928;
+constexpr int zero_bytes = 256;       // that pairs have
 constexpr int64_t sums_bytes = 16384; // that rows of a batch may share
 
-// Of columns of x: three for as many digits, but for the free columns of one.
-int tiles_of(bool whole, int64_t M) {
-  return whole && M > 2 ? digits : 1;
+// Rows of x that a kernel is compiled for.
+int most_of(bool whole, int64_t M) {
+  return M <= (whole ? 2 : 1) ? static_cast<int>(M) : few_rows;
 }
 
-// Units a copy.
-int most_copied(const Format& format, const Plan& plan) {
-  return unit_bytes(format) <= 192 && plan.cluster <= 2 && plan.tiles == 1 ? 2
-                                                                           : 1;
+// Units a copy, in a ring of so many stages. Larger ones go in twos for one row
+// of x where that leaves out bytes between them, which takes all the room.
+int most_copied(const Format& format, const Plan& plan, int stages) {
+  int unit = unit_bytes(format);
+  bool one_tile = !plan.whole || plan.most <= 2; // of columns of x
+  bool small = unit <= 192 && one_tile && stages > 1;
+  bool uneven = unit > 192 && unit % 16 != 0 && plan.interleave == 1 &&
+                plan.most == 1 && stages == 1;
+  return plan.cluster <= 2 && (small || uneven) ? 2 : 1;
 }
 
 // The most parts that warps' stretches make of one of `split` tiles.
@@ -154,8 +167,8 @@ bool fits(
          gpu.shared_bytes;
 }
 
-// Copies of two units, which are fewer, where they fit twice and a block has
-// units for them; more stages than 2 only delay what is needed first.
+// Copies of two units, which are fewer, where they fit; more stages than 2 only
+// delay what is needed first.
 bool plan_ring(
     Plan& plan,
     const Format& format,
@@ -164,11 +177,11 @@ bool plan_ring(
     int64_t K,
     int64_t batch,
     const Gpu& gpu) {
-  constexpr std::pair<int, int> rings[] = {{2, 2}, {1, 2}, {1, 1}};
+  constexpr std::pair<int, int> rings[] = {{2, 2}, {2, 1}, {1, 2}, {1, 1}};
   for (auto [copy, stages] : rings) {
     plan.copy = copy;
     plan.stages = stages;
-    if (copy <= most_copied(format, plan) &&
+    if (copy <= most_copied(format, plan, stages) &&
         fits(plan, format, M, N, K, batch, gpu)) {
       return true;
     }
@@ -201,7 +214,7 @@ bool plan_tma(
       plan.whole = in_whole;
       auto shape = [&](int64_t M) {
         plan.cluster = cluster_of(ranks, M, K);
-        plan.tiles = tiles_of(in_whole, M);
+        plan.most = most_of(in_whole, M);
       };
       shape(few_rows);
       if (could && plan_ring(plan, format, few_rows, N, K, 1, gpu)) {
@@ -275,7 +288,9 @@ TmaLaunch tma_launch(
   bool lone = plan.cluster == 1;
   int64_t tiles = ceil_div(N, 16), split = split_of(plan, N, K, gpu);
   out.split = 16 * split;
-  out.held = ceil_div(units_of(K), plan.ranks);
+  // Even where there are copies of two, which start with an even unit.
+  int64_t even = plan.ranks <= 2 ? 2 : 1;
+  out.held = even * ceil_div(ceil_div(units_of(K), even), plan.ranks);
   out.box_bytes = static_cast<int>(tma_box(plan, format));
   int64_t parts = parts_of_tile(
       lone ? tma_warps / plan.ranks : tma_warps, split, ceil_div(out.held, 2));
@@ -294,11 +309,15 @@ TmaLaunch tma_launch(
   out.rows = out.split * times;
   out.clusters = ceil_div(N, out.rows);
   int64_t rings = tma_warps * plan.stages * (tma_stage(plan, format) + 8);
-  int64_t row = plan.whole ? digits_bytes : column_bytes(format);
+  bool paired = is_paired(plan, format);
+  int64_t row = paired       ? paired_digits_bytes
+                : plan.whole ? digits_bytes
+                             : column_bytes(format);
   int64_t held = lone ? units_of(K) : out.held;
   int64_t sent = lone ? 0 : 64 * tma_warps * M; // a tile a warp
   int64_t most = std::max(sums(times, M), std::min(sums_bytes, sums(all, M)));
-  out.shared_bytes = rings + 16 + held * M * row + sent + most;
+  int64_t zeros = paired ? zero_bytes : 0;
+  out.shared_bytes = rings + 16 + zeros + held * M * row + sent + most;
   return out;
 }
 
@@ -350,14 +369,16 @@ void add_tma(const Format& format, Dtype x, const Add& add) {
         if (unit_row(format)->whole == (whole ? Whole::never : Whole::always)) {
           continue;
         }
-        for (int M : {1, few_rows}) {
+        for (int M : {1, 2, few_rows}) {
           Plan plan{
               .kernel = Kernel::gemv_tma,
               .interleave = interleave,
               .cluster = cluster,
-              .tiles = tiles_of(whole, M),
-              .whole = whole};
-          for (; plan.copy <= most_copied(format, plan); ++plan.copy) {
+              .whole = whole,
+              .most = most_of(whole, M)};
+          int copied = std::max(
+              most_copied(format, plan, 1), most_copied(format, plan, 2));
+          for (; plan.copy <= copied; ++plan.copy) {
             add(plan, format, x);
           }
         }

@@ -32,8 +32,9 @@ struct Plan {
   int groups = 1;        // of warps, each with a tile of 16 rows of w at a time
   int turns = 1;         // warps of a group, which take turns along K
   int stages = 2;        // of a warp's ring
-  int tiles = 1;         // of 8 columns of x, as the kernel is compiled for
+  int tiles = 1;         // gemv: of 8 columns of x, as it is compiled for
   bool whole = false;    // gemv_tma: in whole numbers
+  int most = 8;          // gemv_tma: rows of x that it is compiled for
 
   bool operator==(const Plan&) const = default;
 };

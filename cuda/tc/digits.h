@@ -10,12 +10,18 @@
 // in the two words of B that it gives to a step: A has w in the same order.
 // `apart`: from the first 4 to the others.
 struct WholeEights { // lane t has 8 t to 8 t + 7
+  static constexpr uint32_t column_bytes = 256;
   static constexpr uint32_t first = 8, apart = 4;
+  // Where a lane's of block j lie in a column: the first of lane t and those
+  // of a second block, 16 bytes, then the next lane's.
+  DEVICE static uint32_t at(uint32_t j, uint32_t t) {
+    return 64 * (j / 2) + 16 * t + 8 * (j % 2);
+  }
   DEVICE static constexpr int order(int i) {
     return i;
   }
 };
-struct WholeFours { // 4 t to 4 t + 3 and 16 more
+struct WholeFours : WholeEights { // 4 t to 4 t + 3 and 16 more
   static constexpr uint32_t first = 4, apart = 16;
   DEVICE static constexpr int order(int i) {
     return i;
@@ -26,19 +32,32 @@ struct WholePairs : WholeFours { // the same, one of each 4 in turn
     return i / 2 + 4 * (i % 2);
   }
 };
+// A row's digits at once, which are on different banks (pairs.h).
+template <typename Eights>
+struct Spread : Eights {
+  static constexpr uint32_t column_bytes = 288;
+};
+template <typename Eights>
+struct InLine : Spread<Eights> { // block by block, lane by lane
+  DEVICE static uint32_t at(uint32_t j, uint32_t t) {
+    return 32 * j + 8 * t;
+  }
+};
 
 // The digits of 256 numbers in shared memory: 3 columns, the sums of every 32
 // as f16 pairs (columns.h) and what undoes the scale.
+template <typename Layout>
 struct Digits {
   static constexpr uint32_t count = 3;
-  static constexpr uint32_t column_bytes = 256;
+  static constexpr uint32_t column_bytes = Layout::column_bytes;
   static constexpr uint32_t sums_at = count * column_bytes;
   static constexpr uint32_t inverse_at = sums_at + 32;
-  // 64 more than a multiple of 128, so that two rows are on different banks.
-  static constexpr uint32_t row_bytes = 832;
-  // Of a sum of whole numbers, to be an f16.
-  static constexpr float sum_unit = 131072.0f;
+  // 832 for columns of 256, 64 more than a multiple of 128, so that two rows
+  // are on different banks.
+  static constexpr uint32_t row_bytes = (inverse_at + 4 + 31) / 32 * 32;
 };
+// Of a sum of whole numbers, to be an f16.
+constexpr float whole_sum_unit = 131072.0f;
 
 template <typename T>
 struct SixteenBits;
@@ -60,6 +79,7 @@ DEVICE uint32_t max2(uint32_t a, uint32_t b) {
 // 256 numbers of a row of x, which lie where their digits will: a warp's task.
 template <typename T, typename Layout, bool SUMMED>
 struct WholeTask {
+  typedef ::Digits<Layout> Digits;
   static constexpr uint32_t row_bytes = Digits::row_bytes;
   DEVICE static constexpr uint32_t unit_bytes(uint32_t M) {
     return M * row_bytes;
@@ -118,7 +138,7 @@ struct WholeTask {
       }
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      float whole = float(int(sum)) * (1 / Digits::sum_unit);
+      float whole = float(int(sum)) * (1 / whole_sum_unit);
       uint32_t high = to_halves(whole, 0);
       uint32_t low = to_halves((whole - low_half(high)) * sum_rest, 0);
       if (t == 0) {
@@ -150,7 +170,7 @@ struct WholeTask {
         (half ? digit[i].y : digit[i].x) = words[i];
       }
     }
-    row += 64 * (j / 2) + 16 * t + 8 * (j % 2);
+    row += Layout::at(j, t);
     UNROLL
     for (int i = 0; i < 3; ++i) {
       *(uint2*)(row + i * Digits::column_bytes) = digit[i];
@@ -164,6 +184,7 @@ struct WholeTask {
 // give.
 template <int TILES>
 struct WholeOperand {
+  typedef ::Digits<WholeEights> Digits;
   const uint8_t* unit;
   uint32_t t;
   uint32_t column[TILES]; // where it and the lane's part of it start
@@ -188,7 +209,7 @@ struct WholeOperand {
       uint32_t mine = TILES == 1 ? t / 2 : 2 * t + i;
       inverse[i] = min(mine, M - 1) * Digits::row_bytes + Digits::inverse_at;
     }
-    min_unit = TILES == 1 && t % 2 != 0 ? 0.0f : -Digits::sum_unit;
+    min_unit = TILES == 1 && t % 2 != 0 ? 0.0f : -whole_sum_unit;
   }
   // B of two steps of depth 32.
   DEVICE uint4 slot(int pair, int tile) const {

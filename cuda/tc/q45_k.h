@@ -9,21 +9,27 @@ constexpr float subnormal_unit = 16777216.0f; // 2^24
 // The first 16 bytes of a block: mins are those of groups 2 t and 2 t + 1 as
 // f16.
 struct Head {
+  uint32_t both; // d and dmin, as f16
   float d;
   float dmin;
   uint32_t scales[2]; // of groups 0 to 3 and 4 to 7, a byte each
   uint32_t mins;
 
-  DEVICE Head(const uint8_t* block, uint32_t t, uint32_t magic) {
+  DEVICE Head(const uint8_t* block, uint32_t t, uint32_t magic)
+      : Head(block, t >= 2, t & 1 ? 0x4342 : 0x4140, magic) {}
+  // min_bytes: which two of the four that a lane's groups are of.
+  DEVICE Head(
+      const uint8_t* block, bool upper, uint32_t min_bytes, uint32_t magic) {
     uint4 head = *(const uint4*)block;
-    d = low_half(head.x);
-    dmin = high_half(head.x);
+    both = head.x;
+    d = low_half(both);
+    dmin = high_half(both);
     // Groups 4 to 7 have their high bits above the 6 of groups 0 to 3.
     scales[0] = head.y & 0x3f3f3f3f;
     scales[1] = head.w & 0x0f0f0f0f | head.y >> 2 & 0x30303030;
     uint32_t high = head.w >> 4 & 0x0f0f0f0f | head.z >> 2 & 0x30303030;
-    uint32_t four = t < 2 ? head.z & 0x3f3f3f3f : high;
-    mins = add2(__byte_perm(four, magic, t & 1 ? 0x4342 : 0x4140), minus_1024);
+    uint32_t four = upper ? high : head.z & 0x3f3f3f3f;
+    mins = add2(permute(four, magic, min_bytes), minus_1024);
   }
   // d times a group's scale.
   DEVICE float scale(int group, float d, uint32_t magic) const {

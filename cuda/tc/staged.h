@@ -3,9 +3,61 @@
 #include "columns.h"
 #include "stretch.h"
 
-// x on its way into shared memory and what units want of it, task by task: a
-// unit of a row each, which the warp that copies it prepares in its place. Up
-// to 8 of a warp's tasks are on their way, and prepared as they arrive.
+// A lane's 8 numbers of 256, from x[k] or zeros past the end of a row.
+template <typename T>
+DEVICE void copy_or_zero(
+    uint8_t* row, const T* x, uint32_t k, bool inside, uint32_t lane) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                   shared_address(row) + 16 * lane),
+               "l"(x + (inside ? k : 0)),
+               "r"(inside ? 16 : 0)
+               : "memory");
+}
+
+// One row of x on its way into shared memory, unit by unit; the warp that asks
+// for a unit prepares it in its place.
+template <typename T, typename Task>
+struct StagedRow {
+  uint8_t* held;
+  const T* x;
+  uint32_t left, count, warp, lane; // of the row, from `first` on
+
+  DEVICE StagedRow(
+      uint8_t* held,
+      const T* x,
+      uint32_t first,
+      uint32_t count,
+      const Params& p,
+      uint32_t warp,
+      uint32_t lane)
+      : held(held),
+        x(x + first),
+        left(p.K - first),
+        count(count),
+        warp(warp),
+        lane(lane) {}
+  DEVICE void start() const {
+#pragma unroll 1
+    for (uint32_t u = warp; u < count; u += gemv_warps) {
+      uint32_t k = 256 * u + 8 * lane;
+      copy_or_zero(held + u * Task::row_bytes, x, k, k < left, lane);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  DEVICE void put() const {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncwarp();
+#pragma unroll 1
+    for (uint32_t u = warp; u < count; u += gemv_warps) {
+      Task::put(held + u * Task::row_bytes, lane);
+    }
+  }
+};
+
+// Rows of x on their way into shared memory and what units want of it, task by
+// task: a unit of a row each, which the warp that copies it prepares in its
+// place. Up to 8 of a warp's tasks are on their way, and prepared as they
+// arrive.
 template <typename T, typename Task, bool MANY>
 struct Staged {
   static constexpr int ahead = 8;
@@ -17,6 +69,7 @@ struct Staged {
   const T* x;
   uint32_t first, K, tasks, M, inverse, lane;
   Cursor asked, arrived;
+  bool few; // all of a warp's tasks are on their way
 
   // Of rows of K, from weight `first` on. Past the end of a row there are
   // zeros.
@@ -52,35 +105,27 @@ struct Staged {
   DEVICE uint8_t* row_of(const Cursor& at) const {
     return held + at.u * Task::unit_bytes(M) + at.m * Task::row_bytes;
   }
-  DEVICE bool one() const { // a task for a warp at most
-    return tasks <= gemv_warps;
-  }
+  // What there is to ask for; a group in any case, for groups are counted.
   DEVICE void ask() {
     if (asked.task < tasks) {
       uint32_t k = first + 256 * asked.u + 8 * lane;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                       shared_address(row_of(asked)) + 16 * lane),
-                   "l"(x + (k < K ? asked.m * K + k : 0)),
-                   "r"(k < K ? 16 : 0)
-                   : "memory");
+      copy_or_zero(row_of(asked), x, asked.m * K + k, k < K, lane);
+      step(asked);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
-  DEVICE void ask_next() {
-    step(asked);
-    ask();
-  }
   DEVICE void start() {
-    ask();
-    if (!one()) {
 #pragma unroll 1
-      for (int i = 1; i < ahead; ++i) {
-        ask_next();
+    for (int i = 0; i < ahead; ++i) {
+      ask();
+      if (!MANY && asked.task >= tasks) { // no more groups to come
+        break;
       }
     }
+    few = !MANY && asked.task >= tasks;
   }
   DEVICE void wait() const {
-    if (one()) {
+    if (few) {
       asm volatile("cp.async.wait_group 0;" ::: "memory");
     } else {
       asm volatile("cp.async.wait_group %0;" ::"n"(ahead - (MANY ? 2 : 1))
@@ -101,12 +146,23 @@ struct Staged {
         uint8_t* other = arrived.task < tasks ? row_of(arrived) : row;
         step(arrived);
         Task::put2(row, other, lane);
-        ask_next();
+        ask();
       } else {
         Task::put(row, lane);
       }
-      ask_next();
+      if (!few) {
+        ask();
+      }
       between();
     }
   }
+};
+
+template <typename T, typename Task, int ROWS, bool MANY>
+struct Staging {
+  typedef Staged<T, Task, MANY> Type;
+};
+template <typename T, typename Task>
+struct Staging<T, Task, 1, false> {
+  typedef StagedRow<T, Task> Type;
 };

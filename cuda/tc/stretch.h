@@ -31,9 +31,9 @@ struct Stretch {
       : warps(warps), split(split), tiles(tiles), count(count) {
     uint32_t pairs = (count + 1) / 2;
     // Divided by `warps`, 16 or half of that.
-    auto share = [&](uint32_t i) {
-      return warps == gemv_warps ? i / gemv_warps : i * 2 / gemv_warps;
-    };
+    static_assert(gemv_warps == 16, "4 bits");
+    uint32_t bits = warps == gemv_warps ? 4 : 3;
+    auto share = [&](uint32_t i) { return i >> bits; };
     first_tile = share(warp * split);
     if (whole) {
       first_item = first_tile * pairs;

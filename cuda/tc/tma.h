@@ -57,21 +57,33 @@ DEVICE void put_remote(
       : "memory");
 }
 
-// A warp's ring of COPY units of 16 rows. A copy starts at 16 bytes and takes
-// rows whose distance is a multiple of that: all 16, or every INTERLEAVE-th of
-// 8, so that these take as many copies, each with up to 14 bytes before its
-// data, and lie in that order. Copies go to multiples of 128 bytes.
-template <typename F, int COPY, int INTERLEAVE>
+// A number of the lane's that stays in a register: the compiler cannot make it
+// again, and would, for every unit.
+DEVICE uint32_t kept(uint32_t v) {
+  return __shfl_sync(~0u, v, threadIdx.x);
+}
+
+DEVICE constexpr uint32_t power_in(
+    uint32_t n) { // the largest power of two in n
+  return n & -n;
+}
+
+// A warp's ring of COPY units of 16 rows, which start at multiples of COPY. A
+// copy starts at 16 bytes and takes rows whose distance is a multiple of that:
+// all 16, or every INTERLEAVE-th of 8, so that these take as many copies, each
+// with `before` bytes before its data at most, and lie in that order. Copies go
+// to multiples of 128 bytes. WIDE: 4 lanes of a row load 32 bytes at once, not
+// 16.
+template <typename F, int COPY, int INTERLEAVE, bool WIDE>
 struct TmaRing {
   static constexpr uint32_t size = COPY * F::bytes;
-  static constexpr uint32_t before =
-      F::bytes % 16 == 0 && INTERLEAVE == 1 ? 0 : 14;
-  // An odd number of 16 bytes keeps the rows of a load on different banks; the
-  // types with an alignment of 16 load 8 bytes a lane and need no more than 9,
-  // 11, 18 or 22.
+  static constexpr uint32_t start = power_in(size | 16 / INTERLEAVE);
+  static constexpr uint32_t before = 16 - start;
+  // An odd number of 16 bytes keeps the rows of a load on different banks, and
+  // wide ones twice that.
   static constexpr uint32_t pieces = (size + before + 15) / 16;
   static constexpr uint32_t stride =
-      16 * (F::align == 16 && before == 0 ? pieces : pieces | 1);
+      16 * (WIDE && pieces % 4 == 2 ? pieces : pieces | 1);
   static constexpr uint32_t in_copy = 8 / INTERLEAVE;
   static constexpr int copies = INTERLEAVE == 1 ? 1 : 2 * INTERLEAVE;
   static constexpr uint32_t copy_bytes = in_copy * stride;
@@ -125,10 +137,12 @@ struct TmaRing {
   DEVICE static uint32_t number(uint32_t g) {
     return g % in_copy * INTERLEAVE + g / in_copy;
   }
-  // Where the unit's data of row g of 8 lies in a stage.
-  DEVICE uint32_t row(uint32_t g, uint32_t unit) const {
-    uint32_t at = g / in_copy * slot_bytes + g % in_copy * stride;
-    return before ? at + (g / in_copy * row_bytes + unit * F::bytes) % 16 : at;
+  // Where row g of 8 lies in a stage, and the unit's data in that.
+  DEVICE static uint32_t row(uint32_t g) {
+    return g / in_copy * slot_bytes + g % in_copy * stride;
+  }
+  DEVICE uint32_t data(uint32_t g, uint32_t unit) const {
+    return before ? (g / in_copy * row_bytes + unit * F::bytes) % 16 : 0;
   }
 
   // The engine writes zeros past the matrix.

@@ -170,7 +170,10 @@ DEVICE int unsigned_byte(uint32_t w, int at) {
 DEVICE int signed_byte(uint32_t w, int at) {
   return int(permute(w, w, 0x8880 + 0x1111 * at));
 }
-// Bits of a where `mask` has them, of b elsewhere.
+// Bits of a where `mask` has them, of b elsewhere. The compiler would take two
+// instructions.
 DEVICE uint32_t select(uint32_t mask, uint32_t a, uint32_t b) {
-  return a & mask | b & ~mask;
+  uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(out) : "r"(mask), "r"(a), "r"(b));
+  return out;
 }
