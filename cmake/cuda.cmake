@@ -29,7 +29,7 @@ if(CUDA_HEADERS)
     VERBATIM)
   add_library(
     _cuda MODULE
-    ${CUDA_SOURCE} ${CUDA_DATA} csrc/cuda/dense.cpp csrc/cuda/encode.cpp csrc/cuda/eval.cpp
+    ${CUDA_SOURCE} ${CUDA_DATA} csrc/cuda/ahead.cpp csrc/cuda/dense.cpp csrc/cuda/encode.cpp csrc/cuda/eval.cpp
     csrc/cuda/launch.cpp csrc/cuda/module.cpp csrc/cuda/step.cpp
     csrc/formats.cpp csrc/gpu/batch.cpp
     csrc/gpu/nodes.cpp)

@@ -137,14 +137,14 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
 
   // The host counts on this order and these sizes: rings, barriers, zeros, x,
   // in a cluster a tile a warp, sums of blocks.
-  uint32_t rings = gemv_warps * p.stages;
-  uint8_t* barriers = memory + rings * Weights::stage_bytes;
-  uint8_t* zeros = barriers + 8 * rings + 16;
+  uint8_t* barriers = memory + gemv_warps * p.stages * Weights::stage_bytes;
+  uint8_t* summed_at = barriers + 8 * Weights::most_stages * gemv_warps;
+  uint8_t* zeros = summed_at + 16;
   uint8_t* held = zeros + Way::zero_bytes;
   if (16 * (32 * warp + lane) < Way::zero_bytes) {
     *(uint4*)(zeros + 16 * lane) = make_uint4(0, 0, 0, 0);
   }
-  uint32_t summed = shared_address(barriers + 8 * rings);
+  uint32_t summed = shared_address(summed_at);
   if (CLUSTER > 1 && warp == 0 && lane == 0) {
     barrier_init(summed);
   }
@@ -196,7 +196,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1)
     }
   };
   fill_next();
-  ring.init_others(p.stages);
+  ring.init_second();
   if (p.early) { // w is there before x
     let_next_start();
     fill_all();

@@ -78,7 +78,7 @@ def test_tune_says_that_cuda_has_nothing_to_tune(monkeypatch, capsys):
     args = ["tune", "--shapes", "q4_k:4096x4096"]
     assert main([*args, "--backend", "cuda"]) == 2
     assert "plan follows from its shape and the device" in capsys.readouterr().err
-    monkeypatch.setattr("mlx_gguf.roofline.on_cuda", lambda: True)
+    monkeypatch.setattr("mlx_gguf.roofline.default_backend", lambda: "cuda")
     assert main(args) == 2
     assert "Received 'cuda'" in capsys.readouterr().err
 

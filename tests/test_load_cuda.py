@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,6 +16,8 @@ import mlx_gguf as gg
 import step_support
 from blocks import random_blocks
 from mlx_gguf import _ext, step
+from mlx_gguf.ahead import compile_ahead
+from mlx_gguf.nn import QuantLinear
 from reference import models
 from step_support import error, feed
 
@@ -81,3 +86,53 @@ def test_a_file_is_uploaded_when_it_is_evaluated(packed_model):
         # Beside one in another order: that of the first is known.
         other = mx.arange(lazy.size).astype(lazy.dtype).reshape(lazy.shape[::-1]).T
         assert mx.array_equal(lazy + other, file[name] + other).item(), name
+
+
+def test_a_models_products_are_what_is_compiled_ahead(monkeypatch, packed_model):
+    model, _ = gg.load(packed_model("llama"))
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(_ext, "cuda_compile", asked.extend)
+    compile_ahead(model, mx.float16)
+    layers = [m for m in model.modules() if isinstance(m, QuantLinear) and m._part is None]
+    packed = [m for m in layers if m["weight"].dtype == mx.uint8]
+    wanted = {(m.qtype, "float16", M, *m._logical_shape(), 0, True) for m in packed for M in (1, 9)}
+    assert len(wanted) > 4
+    assert wanted <= set(asked)
+    embedding = model.model.embed_tokens
+    assert (embedding.qtype, "float16", 0, *embedding._logical_shape(), 0, True) in asked
+
+
+def test_compiling_ahead_refuses_what_is_no_product():
+    _ext.cuda_compile([])
+    with pytest.raises(ValueError, match=r"\[cuda_compile\] .* Received 'q9_k'"):
+        _ext.cuda_compile([("q9_k", "float16", 1, 8, 256, 0, True)])
+    for M, N, K, experts in ((-1, 8, 256, 0), (1, 0, 256, 0), (1, 8, 0, 0), (1, 8, 256, -1)):
+        with pytest.raises(ValueError, match=r"\[cuda_compile\] Expected N and K of at least 1"):
+            _ext.cuda_compile([("q4_k", "float16", M, N, K, experts, True)])
+
+
+_FIRST_TOKENS = """
+import sys
+from pathlib import Path
+import mlx.core as mx, mlx_gguf as gg
+from mlx_lm.models.cache import make_prompt_cache
+model, _ = gg.load(sys.argv[1])
+cubins = lambda: {p.name for p in Path(sys.argv[2]).rglob("*.cubin")}
+before = cubins()
+cache = make_prompt_cache(model)
+for ids in ([*range(1, 13)], [3], [4]):
+    mx.eval(model(mx.array([ids]), cache=cache))
+print(len(before), *sorted(cubins() - before))
+"""
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["llama", "qwen3moe"])
+def test_first_tokens_compile_nothing(name, packed_model, tmp_path):
+    path = packed_model(name)
+    env = {"XDG_CACHE_HOME": str(tmp_path), "MLX_GGUF_CUDA_STEP": "0"}
+    command = [sys.executable, "-c", _FIRST_TOKENS, str(path), str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=True)
+    made, *later = done.stdout.split()
+    assert int(made) >= 4
+    assert later == []

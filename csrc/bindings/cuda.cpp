@@ -92,6 +92,36 @@ std::string cuda_plan_for(
           cuda::Gpu{}));
 }
 
+// (type, dtype of x, M, N, K, experts, transpose) each.
+using Products = std::vector<std::tuple<
+    std::string,
+    std::string,
+    int64_t,
+    int64_t,
+    int64_t,
+    int64_t,
+    bool>>;
+
+void cuda_compile(const Products& products) {
+  std::vector<cuda::Problem> problems;
+  for (const auto& [qtype, dtype, M, N, K, experts, transpose] : products) {
+    const Format& format = supported_format("cuda_compile", qtype);
+    if (M < 0 || N < 1 || K < 1 || experts < 0) {
+      throw std::invalid_argument(
+          "[cuda_compile] Expected N and K of at least 1, M and experts of at "
+          "least 0. Received N=" +
+          std::to_string(N) + ", K=" + std::to_string(K) + ", M=" +
+          std::to_string(M) + " and " + std::to_string(experts) + " experts.");
+    }
+    problems.push_back(
+        {&format, dtype_named(dtype), M, N, K, experts, transpose});
+  }
+  if (auto* cuda = cuda::loaded()) {
+    nb::gil_scoped_release release;
+    cuda->compile_ahead(problems);
+  }
+}
+
 } // namespace
 
 void bind_cuda(nb::module_& m) {
@@ -130,6 +160,14 @@ void bind_cuda(nb::module_& m) {
       "Every CUDA kernel: its name, its C++ function and the least "
       "architecture "
       "(80 or 90) that has it, whether or not CUDA is here.");
+  m.def(
+      "cuda_compile",
+      &cuda_compile,
+      "products"_a,
+      "Make the kernels of products on many threads, and wait; without CUDA do "
+      "nothing. Of each: the type and x's dtype by name, M (0: the numbers of "
+      "W), N, K, experts (0: none; else M pairs of a row and one of them), and "
+      "whether it is ``x @ W.T``.");
   m.def(
       "cuda_launch",
       &cuda_launch,

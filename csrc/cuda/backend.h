@@ -2,6 +2,7 @@
 // needs symbols that only MLX builds with CUDA have.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,16 @@
 #include "../step.h"
 
 namespace mlx_gguf::cuda {
+
+// x W^T, or x W, of M rows of x; for `experts` matrices W of M pairs of a row
+// and a matrix. Of no rows: the numbers of W.
+struct Problem {
+  const Format* format;
+  mx::Dtype x;
+  int64_t M, N, K;
+  int64_t experts = 0;
+  bool transpose = true;
+};
 
 struct Backend {
   void (*quantized_matmul)(
@@ -33,6 +44,9 @@ struct Backend {
   void (*upload)(array& to, const void* from, size_t nbytes);
   // The same for a node's output, which gets memory of the device's own.
   void (*upload_output)(array& out, const void* from, mx::Stream s);
+  // Makes the kernels of problems on many threads, and waits: each takes about
+  // a second. One that cannot be made is told of when it is used.
+  void (*compile_ahead)(const std::vector<Problem>& problems);
   // What a report should say of the device and its software, by name.
   std::vector<std::pair<std::string, std::string>> (*describe)();
 };

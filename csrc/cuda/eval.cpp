@@ -2,6 +2,7 @@
 // stream.
 #include <algorithm>
 
+#include "cuda/ahead.h"
 #include "cuda/backend.h"
 #include "cuda/launch.h"
 #include "gpu/batch.h"
@@ -189,6 +190,7 @@ mlx_gguf_cuda_backend() {
       step,
       upload,
       upload_output,
+      compile_ahead,
       describe};
   return &backend;
 }

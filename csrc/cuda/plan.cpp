@@ -103,6 +103,7 @@ constexpr int64_t tall_rows = 65536; // pay for x once, however it is split
 constexpr int digits_bytes = 832;    // of a unit of a row of x
 constexpr int paired_digits_bytes = 928;
 constexpr int zero_bytes = 256;       // that pairs have
+constexpr int barrier_bytes = 16;     // of a warp's two stages at most
 constexpr int64_t sums_bytes = 16384; // that rows of a batch may share
 
 // Rows of x that a kernel is compiled for.
@@ -138,18 +139,27 @@ int64_t clusters_of(int cluster, int64_t batch, const Gpu& gpu) {
   return std::max<int64_t>(processors / (cluster * batch), 1);
 }
 
-// A node with clusters costs the host more than one without (encode.cpp); for a
-// short x and few rows of it, splitting the work on x is not worth that.
+// A node with clusters costs the host more than one without (encode.cpp). Few
+// rows of a short x go without, unless w is large, or not small and lone blocks
+// would have more tiles than those of clusters.
 constexpr int64_t short_x = 5120;
-int cluster_of(int ranks, int64_t M, int64_t K) {
-  return ranks == 2 && M <= 2 && K <= short_x ? 1 : ranks;
+constexpr int64_t small_matrix = int64_t{1} << 24;
+constexpr int64_t large_matrix = int64_t{1} << 25;
+bool is_for_lone(int ranks, int64_t N, int64_t K, const Gpu& gpu) {
+  if (ranks != 2 || K > short_x || N * K >= large_matrix) {
+    return false;
+  }
+  auto most = [&](int cluster) {
+    return ceil_div(ceil_div(N, 16), clusters_of(cluster, 1, gpu));
+  };
+  return N * K < small_matrix || 2 * most(1) <= most(2);
 }
 
 // Tiles whose work is split between the warps of a rank at a time. It sets the
 // order of sums, so two ranks have twice a lone block's, in a cluster or not.
 int64_t split_of(const Plan& plan, int64_t N, int64_t K, const Gpu& gpu) {
   int64_t tiles = ceil_div(N, 16);
-  if (plan.ranks == 2 && K <= short_x) {
+  if (is_for_lone(plan.ranks, N, K, gpu)) {
     return plan.cluster * ceil_div(tiles, clusters_of(1, 1, gpu));
   }
   return ceil_div(tiles, clusters_of(plan.cluster, 1, gpu));
@@ -213,7 +223,8 @@ bool plan_tma(
       plan.ranks = ranks;
       plan.whole = in_whole;
       auto shape = [&](int64_t M) {
-        plan.cluster = cluster_of(ranks, M, K);
+        bool lone = M <= 2 && is_for_lone(ranks, N, K, gpu);
+        plan.cluster = lone ? 1 : ranks;
         plan.most = most_of(in_whole, M);
       };
       shape(few_rows);
@@ -308,7 +319,8 @@ TmaLaunch tma_launch(
   }
   out.rows = out.split * times;
   out.clusters = ceil_div(N, out.rows);
-  int64_t rings = tma_warps * plan.stages * (tma_stage(plan, format) + 8);
+  int64_t rings =
+      tma_warps * (plan.stages * tma_stage(plan, format) + barrier_bytes);
   bool paired = is_paired(plan, format);
   int64_t row = paired       ? paired_digits_bytes
                 : plan.whole ? digits_bytes

@@ -91,6 +91,7 @@ struct TmaRing {
       INTERLEAVE == 1 ? copy_bytes : copy_bytes + 127 & ~127u;
   static constexpr uint32_t eight_bytes = INTERLEAVE * slot_bytes;
   static constexpr uint32_t stage_bytes = 2 * eight_bytes + 127 & ~127u;
+  static constexpr uint32_t most_stages = 2;
 
   const TensorMap& w;
   const uint8_t* memory;
@@ -110,7 +111,7 @@ struct TmaRing {
       : w(w),
         memory(rings),
         base(shared_address(rings) + warp * stages * stage_bytes),
-        barriers(shared_address(all_barriers) + 8 * warp * stages),
+        barriers(shared_address(all_barriers) + 8 * most_stages * warp),
         lane(lane),
         row_bytes(row_bytes) {
     // Before anything is loaded: the fence waits for that.
@@ -120,10 +121,10 @@ struct TmaRing {
     barrier_fence();
     __syncwarp();
   }
-  // The barriers of others than the first, which take their time.
-  DEVICE void init_others(uint32_t stages) const {
-    if (lane != 0 && lane < stages) {
-      barrier_init(barriers + 8 * lane);
+  // The barrier of a second stage, which takes its time.
+  DEVICE void init_second() const {
+    if (lane == 0) {
+      barrier_init(barriers + 8);
     }
     barrier_fence();
     __syncwarp();

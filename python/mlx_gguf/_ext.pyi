@@ -299,6 +299,11 @@ def cuda_kernels() -> list[tuple[str, str, int]]:
     Every CUDA kernel: its name, its C++ function and the least architecture (80 or 90) that has it, whether or not CUDA is here.
     """
 
+def cuda_compile(products: Sequence[tuple[str, str, int, int, int, int, bool]]) -> None:
+    """
+    Make the kernels of products on many threads, and wait; without CUDA do nothing. Of each: the type and x's dtype by name, M (0: the numbers of W), N, K, experts (0: none; else M pairs of a row and one of them), and whether it is ``x @ W.T``.
+    """
+
 def cuda_launch(qtype: str, dtype: str, M: int, N: int, K: int) -> dict:
     """How a product of 1 to 8 rows is launched on an H200, for benchmarks."""
 

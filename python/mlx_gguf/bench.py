@@ -171,7 +171,10 @@ class _Bench:
         report(f"{self._name}: making weights")
         self._rng = np.random.default_rng(0)
         self.weights = RandomWeights(matrix.qtype, (matrix.N, matrix.K), self._rng)
-        self.copies = [mx.array(self.weights.packed) for _ in range(count_copies(matrix.nbytes))]
+        packed = mx.array(self.weights.packed)
+        # Made by the device, and so in its own memory.
+        count = count_copies(matrix.nbytes, device)
+        self.copies = [mx.add(packed, 0, stream=device.stream) for _ in range(count)]
         mx.eval(self.copies)
 
     def measure(self, cases: Sequence[tuple[str, int]], compare: bool) -> None:
@@ -240,9 +243,9 @@ def _measure_mlx(
             found.skipped.append(Skipped(f"{rival.kernel} {rival.weights}", case, made))
 
 
-def count_copies(nbytes: int) -> int:
+def count_copies(nbytes: int, device: Device) -> int:
     """How many arrays of a size no cache holds; two at least, to take turns."""
-    return max(2, math.ceil(_COLD_BYTES / nbytes))
+    return max(2, math.ceil(device.spare * _COLD_BYTES / nbytes))
 
 
 def checked_rows(M: int) -> list[int]:

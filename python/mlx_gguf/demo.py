@@ -20,9 +20,9 @@ from .file import GGUFFile
 from .file import open as open_gguf
 from .inspect import census, count_weights
 from .load import load
-from .plans import cache_dir
+from .plans import cache_dir, device_name
 from .progress import Progress
-from .roofline import bytes_per_token, read_floor
+from .roofline import bytes_per_token, default_backend, read_floor
 
 __all__ = ["demo_model", "run"]
 
@@ -73,9 +73,11 @@ def run() -> None:
     # The floor wanders from minute to minute, so it is taken on both sides.
     floor = statistics.mean((before, read_floor()))
     gbps = rate * bytes_per_token(file) / 1e9
+    backend = default_backend()
+    reader = f"{_ext.cpu_threads()} threads" if backend == "cpu" else device_name(backend)
     print(
         f"{rate:.1f} tokens/s, {gbps:.1f} GB/s of weights read, {100 * gbps / floor:.0f} % of "
-        f"this machine's read floor ({floor:.1f} GB/s, {_ext.cpu_threads()} threads)"
+        f"this machine's read floor ({floor:.1f} GB/s, {reader})"
     )
 
 

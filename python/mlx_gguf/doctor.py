@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from . import _ext, plans
 from ._abi import CUDA_PROBLEM, VERSION
-from .doctor_checks import Check, checks
+from .doctor_checks import Check, checks, cuda_products
 from .reference import DTYPES, judge, same_bits
 
 __all__ = ["Failure", "Report", "Section", "TypeRow", "diagnose", "sample_kernels"]
@@ -221,6 +221,9 @@ def _section(
 ) -> Report:
     section, failures = Section(name), []
     before = _ext.stored_plans()
+    if backend == "cuda":
+        report(f"{name}: compiling")
+        _ext.cuda_compile([p for t in qtypes for dtype in DTYPES for p in cuda_products(t, dtype)])
     try:
         for i, qtype in enumerate(qtypes):
             row = TypeRow(qtype)

@@ -170,6 +170,18 @@ def _rounded(s: Samples) -> Iterator[Check]:
     )
 
 
+def cuda_products(qtype: str, dtype: str) -> Iterator[tuple[str, str, int, int, int, int, bool]]:
+    """What the checks of a type and dtype compute on CUDA, as ``cuda_compile`` wants it."""
+    format = _ext.find_format(qtype)
+    assert format is not None
+    K = _BLOCKS[format.block_size] * format.block_size
+    for M in (0, 1, 2, 8, _ROWS):
+        yield qtype, dtype, M, _N, K, 0, True
+    yield qtype, dtype, _ROWS, _N, K, 0, False
+    for transpose in (True, False):
+        yield qtype, dtype, _ROWS, _N, K, _EXPERTS, transpose
+
+
 def _kernel(plan: _ext.Plan, qtype: str, dtype: str) -> str:
     name = _ext.metal_kernel_name(plan, qtype, dtype)
     return f"{name} ({plan})" if plan.kernel == "gemv" else name

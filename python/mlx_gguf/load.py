@@ -11,6 +11,7 @@ import mlx.nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from . import _ext, cpu_fast
+from .ahead import compile_ahead
 from .file import GGUFFile, TensorInfo
 from .file import open as open_gguf
 from .fused import fuse
@@ -115,6 +116,8 @@ def load_model(
         cpu_fast.install()
     elif _ext.has_cuda():
         fuse(model)
+        with Progress("compiling kernels"):
+            compile_ahead(model, dtype)
         if os.environ.get("MLX_GGUF_CUDA_STEP") != "0":
             from .step import install
 

@@ -28,10 +28,14 @@ class Device(ABC):
         Where operations run; MLX's.
     dtype : str
         Of activations in a model that is loaded without naming one.
+    spare : int
+        How many times as many copies of weights a benchmark makes as caches ask for: where a
+        product takes microseconds, an evaluation must hold many.
     """
 
     stream: mx.Device
     dtype: str
+    spare = 1
 
     @abstractmethod
     def read_seconds(self, arrays: Sequence[mx.array]) -> float:
@@ -60,12 +64,16 @@ class _CPU(Device):
         return peaks
 
 
-class _Metal(Device):
+class _GPU(Device):
     stream = mx.Device(mx.gpu)
     dtype = "float16"
 
+    @abstractmethod
+    def read(self, w: mx.array) -> mx.array:
+        """Read an array 16 bytes a lane and do nothing else."""
+
     def read_seconds(self, arrays: Sequence[mx.array]) -> float:
-        reads = [_read_on_metal(a) for a in arrays]
+        reads = [self.read(a) for a in arrays]
         start = time.perf_counter()
         mx.eval(reads)
         return time.perf_counter() - start
@@ -80,7 +88,19 @@ class _Metal(Device):
         return {"float16 matrix product": 2e-9 * n**3 / (time.perf_counter() - start)}
 
 
-_DEVICES = {"cpu": _CPU, "metal": _Metal}
+class _Metal(_GPU):
+    def read(self, w: mx.array) -> mx.array:
+        return _read(mx.fast.metal_kernel, w, _READ_ON_METAL, lanes=1 << 16)
+
+
+class _CUDA(_GPU):
+    spare = 4
+
+    def read(self, w: mx.array) -> mx.array:
+        return _read(mx.fast.cuda_kernel, w, _READ_ON_CUDA, lanes=1 << 18)
+
+
+_DEVICES: dict[str, type[_CPU | _GPU]] = {"cpu": _CPU, "metal": _Metal, "cuda": _CUDA}
 
 
 def find_device(backend: str) -> Device:
@@ -106,13 +126,8 @@ def default_backend() -> str:
     return gpus[0] if gpus and mx.default_device().type == mx.gpu else "cpu"
 
 
-def on_cuda() -> bool:
-    """Whether MLX's default device is a GPU that the CUDA backend serves."""
-    return mx.default_device().type == mx.gpu and "cuda" in _ext.backends()
-
-
 def read_floor(nbytes: int = _BUFFER_BYTES, *, passes: int = 7) -> float:
-    """Measure how fast all CPU threads read memory and do nothing else.
+    """Measure how fast MLX's default device reads memory and does nothing else.
 
     Parameters
     ----------
@@ -120,17 +135,21 @@ def read_floor(nbytes: int = _BUFFER_BYTES, *, passes: int = 7) -> float:
         Size of the buffer, which should be much larger than the last-level cache.
         Default: 512 MiB.
     passes : int, optional
-        Reads of the whole buffer. Default: 7.
+        Measurements. Default: 7.
 
     Returns
     -------
     float
-        The median over the passes, in GB/s (1e9 bytes a second).
+        The median over the passes, in GB/s (1e9 bytes a second). On the CPU, of all its threads.
     """
-    buffer = mx.ones((nbytes,), mx.uint8, stream=mx.cpu)
+    device = find_device(default_backend())
+    buffer = mx.ones((nbytes,), mx.uint8, stream=device.stream)
     mx.eval(buffer)
-    _ext.read_seconds(buffer)  # wakes the threads; page tables and clocks settle
-    return nbytes / statistics.median(_ext.read_seconds(buffer) for _ in range(passes)) / 1e9
+    # A GPU reads it several times, so that what an evaluation costs is little of it.
+    arrays = [buffer] * (1 if device.stream == mx.Device(mx.cpu) else 16)
+    device.read_seconds(arrays)  # wakes the threads; page tables and clocks settle
+    taken = statistics.median(device.read_seconds(arrays) for _ in range(passes))
+    return nbytes * len(arrays) / taken / 1e9
 
 
 def bytes_per_token(file: GGUFFile) -> int:
@@ -149,7 +168,7 @@ def bytes_per_token(file: GGUFFile) -> int:
     return total
 
 
-_READ_SOURCE = """
+_READ_ON_METAL = """
     auto lines = reinterpret_cast<const device uint4*>(w);
     uint4 sum = 0;
     for (uint i = thread_position_in_grid.x; i < n; i += threads_per_grid.x) {
@@ -157,19 +176,39 @@ _READ_SOURCE = """
     }
     out[thread_position_in_grid.x] = sum.x ^ sum.y ^ sum.z ^ sum.w;
 """
-_READ_LANES = 1 << 16
+# Eight loads of a lane are on their way at a time.
+_READ_ON_CUDA = """
+    auto lines = reinterpret_cast<const uint4*>(w);
+    uint32_t lane = blockIdx.x * blockDim.x + threadIdx.x, lanes = gridDim.x * blockDim.x;
+    uint32_t sum = 0, i = lane, end = *n;
+    for (; uint64_t(i) + 7 * lanes < end; i += 8 * lanes) {
+      uint4 v[8];
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        v[j] = __ldcs(lines + i + j * lanes);
+      }
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        sum ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+      }
+    }
+    for (; i < end; i += lanes) {
+      uint4 v = __ldcs(lines + i);
+      sum ^= v.x ^ v.y ^ v.z ^ v.w;
+    }
+    out[lane] = sum;
+"""
 
 
-def _read_on_metal(w: mx.array) -> mx.array:
-    """Read an array 16 bytes a lane and do nothing else."""
-    kernel: Any = mx.fast.metal_kernel(
-        name="gguf_read_floor", input_names=["w", "n"], output_names=["out"], source=_READ_SOURCE
+def _read(make: Any, w: mx.array, source: str, lanes: int) -> mx.array:
+    kernel = make(
+        name="gguf_read_floor", input_names=["w", "n"], output_names=["out"], source=source
     )
     (out,) = kernel(
         inputs=[w, mx.array(w.nbytes // 16, mx.uint32)],
-        output_shapes=[(_READ_LANES,)],
+        output_shapes=[(lanes,)],
         output_dtypes=[mx.uint32],
-        grid=(_READ_LANES, 1, 1),
+        grid=(lanes, 1, 1),
         threadgroup=(256, 1, 1),
         stream=mx.gpu,
     )

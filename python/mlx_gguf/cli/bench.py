@@ -103,15 +103,16 @@ def text(found: Report) -> str:
     from ..bench_report import circumstances, quartiles
 
     about = circumstances(found.backend)
-    pages = f"{about['page_size']}-byte pages"
-    if about["huge_pages"]:
-        pages += f" (huge: {about['huge_pages']})"
+    memory = ""
+    if found.backend == "cpu":
+        memory = f" {about['threads']} threads, {about['page_size']}-byte pages"
+        memory += f" (huge: {about['huge_pages']})," if about["huge_pages"] else ","
     header = ("kernel", "weights", "N x K", "M", "x", "us", "GB/s", "time / floor", "flop/byte",
               "GFLOP/s", "error")  # fmt: skip
     peaks = ", ".join(f"{peak:.0f} GFLOP/s ({kind})" for kind, peak in found.peaks.items())
     low, high = quartiles(found.reads)
     parts = [
-        f"{found.backend}: {about['device']}, {about['threads']} threads, {pages}, "
+        f"{found.backend}: {about['device']},{memory} "
         f"MLX {about['mlx']}, mlx-gguf {about['mlx_gguf']}, {about['date']}",
         table(header, [_row(row) for row in found.rows], "<<<><>>>>>>"),
         f"memory   {found.memory_roof:.1f} GB/s (quartiles of this run {low:.1f} and {high:.1f})\n"

@@ -43,13 +43,13 @@ def run(args: argparse.Namespace) -> None:
     """Measure, print and store."""
     from .. import plans, tune
     from ..file import open as open_gguf
-    from ..roofline import default_backend, on_cuda
+    from ..roofline import default_backend
 
     if (args.file is None) == (not args.shapes):
         raise ValueError("[tune] Expected either FILE or --shapes. Received both or neither.")
     file = open_gguf(args.file) if args.file else None
     matrices = tune.matrices_of(file) if file else tune.matrices_named(args.shapes)
-    backend = args.backend or ("cuda" if on_cuda() else default_backend())
+    backend = args.backend or default_backend()
     dtype = args.dtype or _default_dtype(file, backend)
     choices: list[tune.Choice] = []
     measured, stored = 0, None

@@ -1,0 +1,90 @@
+#include "cuda/ahead.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "cuda/module.h"
+#include "cuda/names.h"
+
+namespace mlx_gguf::cuda {
+
+namespace {
+
+// The plans whose kernels a problem takes.
+std::vector<Plan> plans_of(const Problem& p) {
+  Plan dequantize{.kernel = Kernel::dequantize};
+  if (p.M == 0) {
+    return {dequantize};
+  }
+  const Format& format = *p.format;
+  Plan plan =
+      p.experts > 0
+          ? choose_gather(
+                format,
+                p.x,
+                1,
+                p.N,
+                p.K,
+                p.M,
+                p.experts,
+                p.M > few_rows,
+                p.transpose,
+                true,
+                gpu())
+          : choose(format, p.x, p.M, p.N, p.K, 1, p.transpose, true, gpu());
+  switch (plan.kernel) {
+    case Kernel::dense:
+      return {dequantize};
+    case Kernel::gemm:
+    case Kernel::gather_gemm:
+      return {Plan{.kernel = Kernel::prepare}, plan};
+    default:
+      return {plan};
+  }
+}
+
+} // namespace
+
+void compile_ahead(const std::vector<Problem>& problems) {
+  std::map<std::string, std::pair<Plan, Problem>> kernels; // each once
+  for (const Problem& p : problems) {
+    for (const Plan& plan : plans_of(p)) {
+      kernels.insert({kernel_name(plan, *p.format, p.x), {plan, p}});
+    }
+  }
+  std::vector<std::pair<Plan, Problem>> work;
+  for (auto& [name, kernel] : kernels) {
+    work.push_back(kernel);
+  }
+  std::atomic<size_t> next{0};
+  auto run = [&] {
+    for (size_t i; (i = next++) < work.size();) {
+      auto& [plan, p] = work[i];
+      try {
+        function(plan, *p.format, p.x);
+      } catch (const std::exception&) {
+        // Whoever needs the kernel is told.
+      }
+    }
+  };
+  size_t most = std::max(1u, std::thread::hardware_concurrency());
+  std::vector<std::thread> threads;
+  try {
+    while (threads.size() + 1 < std::min(most, work.size())) {
+      threads.emplace_back(run);
+    }
+  } catch (const std::system_error&) {
+    // As many as there can be.
+  }
+  run();
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+} // namespace mlx_gguf::cuda

@@ -1,0 +1,47 @@
+"""Kernels of a model made as it is loaded.
+
+CUDA kernels are compiled on this machine, each in about a second, and kept on disk. A first token
+would wait for one after the other; here they are made on all processors at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from . import _ext
+from .nn import QuantEmbedding, QuantLinear, QuantSwitchLinear
+
+__all__ = ["compile_ahead"]
+
+# Rows of x for which other kernels serve: a token, part of a prompt, most of one.
+_ROWS = (1, 9, 256)
+_PAIRS = (8, 256)  # of a row and an expert: of a token, of a prompt
+
+
+def compile_ahead(model: Any, dtype: mx.Dtype) -> None:
+    """Make the CUDA kernels that a model's prompts and tokens take; without CUDA do nothing.
+
+    Parameters
+    ----------
+    model : mlx.nn.Module
+    dtype : Dtype
+        Of activations.
+    """
+    x = str(dtype).rpartition(".")[2]
+    products = set()
+    for layer in model.modules():
+        if not isinstance(layer, (QuantLinear, QuantEmbedding, QuantSwitchLinear)):
+            continue
+        if layer["weight"].dtype != mx.uint8:
+            continue  # MLX's own product serves
+        *experts, N, K = layer._logical_shape()
+        if layer._part is not None:  # the product of several layers is one
+            N = layer._part.group.weight.shape[0]
+        rows = _PAIRS if experts else _ROWS
+        count = experts[0] if experts else 0
+        products |= {(layer.qtype, x, M, N, K, count, True) for M in rows}
+        if isinstance(layer, QuantEmbedding):
+            products.add((layer.qtype, x, 0, N, K, 0, True))
+    _ext.cuda_compile(sorted(products))
