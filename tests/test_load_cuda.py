@@ -18,7 +18,7 @@ from blocks import random_blocks
 from mlx_gguf import _ext, step
 from mlx_gguf.ahead import compile_ahead
 from mlx_gguf.nn import QuantLinear
-from reference import models
+from reference import models, variants
 from step_support import error, feed
 
 steps = step_support.steps  # the fixture
@@ -127,9 +127,10 @@ print(len(before), *sorted(cubins() - before))
 
 
 @on_gpu
-@pytest.mark.parametrize("name", ["llama", "qwen3moe"])
-def test_first_tokens_compile_nothing(name, packed_model, tmp_path):
-    path = packed_model(name)
+@pytest.mark.parametrize(("source", "name"), [(models, "llama"), (variants, "qwen3moe")])
+def test_first_tokens_compile_nothing(source, name, tmp_path):
+    path = tmp_path / "model.gguf"
+    source.write_model(name, path)
     env = {"XDG_CACHE_HOME": str(tmp_path), "MLX_GGUF_CUDA_STEP": "0"}
     command = [sys.executable, "-c", _FIRST_TOKENS, str(path), str(tmp_path)]
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=True)

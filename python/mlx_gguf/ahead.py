@@ -17,7 +17,7 @@ __all__ = ["compile_ahead"]
 
 # Rows of x for which other kernels serve: a token, part of a prompt, most of one.
 _ROWS = (1, 9, 256)
-_PAIRS = (8, 256)  # of a row and an expert: of a token, of a prompt
+_PAIRS = 8  # of a row and an expert: of a token, and of a long prompt for each expert
 
 
 def compile_ahead(model: Any, dtype: mx.Dtype) -> None:
@@ -39,8 +39,8 @@ def compile_ahead(model: Any, dtype: mx.Dtype) -> None:
         *experts, N, K = layer._logical_shape()
         if layer._part is not None:  # the product of several layers is one
             N = layer._part.group.weight.shape[0]
-        rows = _PAIRS if experts else _ROWS
         count = experts[0] if experts else 0
+        rows = (_PAIRS, _PAIRS * count) if experts else _ROWS
         products |= {(layer.qtype, x, M, N, K, count, True) for M in rows}
         if isinstance(layer, QuantEmbedding):
             products.add((layer.qtype, x, 0, N, K, 0, True))

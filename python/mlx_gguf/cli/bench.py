@@ -19,11 +19,12 @@ DESCRIPTION = """\
 Multiply random weights with standard normal activations, check every result that was timed against
 float64, and print one table.
 
-Weights are distinct arrays of 512 MiB in all, taken in turns, so they come from memory. One sample
-is one evaluation of as many products, each with weights of its own, as take about 20 ms, divided by
-their number: starting one is not what is measured. "time / floor" compares it with a pass over as
-many bytes that reads them and does nothing else, made right before each sample, since the speed of
-memory changes on shared machines; ggml takes turns with ours. Figures are medians.
+Weights are distinct arrays of 512 MiB in all (2 GiB on CUDA), taken in turns, so they come from
+memory. One sample is one evaluation of as many products, each with weights of its own, as take
+about 20 ms, divided by their number: starting one is not what is measured. "time / floor" compares
+it with a pass over as many bytes that reads them and does nothing else, made right before each
+sample, since the speed of memory changes on shared machines; ggml takes turns with ours. Figures
+are medians.
 
 GB/s and flop/byte count the bytes of the weights alone; x and the result stay in caches. The error
 is ||y - ref|| / ||ref|| with the kernel's own weights, and includes rounding to the dtype of x.
