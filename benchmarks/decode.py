@@ -282,8 +282,9 @@ def table(summary: dict[str, dict[str, Any]], args: argparse.Namespace) -> str:
 def circumstances(args: argparse.Namespace) -> dict[str, Any]:
     import mlx_gguf as gg
     from mlx_gguf.bench_report import circumstances
+    from mlx_gguf.roofline import default_backend
 
-    return circumstances("cpu") | {
+    return circumstances(default_backend()) | {
         "date": datetime.date.today().isoformat(),
         "model": gg.open(args.file).metadata.get("general.name"),
         "threads": args.threads,

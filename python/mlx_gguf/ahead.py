@@ -34,8 +34,6 @@ def compile_ahead(model: Any, dtype: mx.Dtype) -> None:
     for layer in model.modules():
         if not isinstance(layer, (QuantLinear, QuantEmbedding, QuantSwitchLinear)):
             continue
-        if layer["weight"].dtype != mx.uint8:
-            continue  # MLX's own product serves
         *experts, N, K = layer._logical_shape()
         if layer._part is not None:  # the product of several layers is one
             N = layer._part.group.weight.shape[0]

@@ -173,7 +173,7 @@ class _Bench:
         self.weights = RandomWeights(matrix.qtype, (matrix.N, matrix.K), self._rng)
         packed = mx.array(self.weights.packed)
         # Made by the device, and so in its own memory.
-        count = count_copies(matrix.nbytes, device)
+        count = count_copies(matrix.nbytes)
         self.copies = [mx.add(packed, 0, stream=device.stream) for _ in range(count)]
         mx.eval(self.copies)
 
@@ -243,9 +243,9 @@ def _measure_mlx(
             found.skipped.append(Skipped(f"{rival.kernel} {rival.weights}", case, made))
 
 
-def count_copies(nbytes: int, device: Device) -> int:
+def count_copies(nbytes: int) -> int:
     """How many arrays of a size no cache holds; two at least, to take turns."""
-    return max(2, math.ceil(device.spare * _COLD_BYTES / nbytes))
+    return max(2, math.ceil(_COLD_BYTES / nbytes))
 
 
 def checked_rows(M: int) -> list[int]:
@@ -284,9 +284,15 @@ class _Trial:
         self._samples: list[tuple[float, float]] = []
         self._results: list[list[mx.array]] = []
         self._time(1)  # compiles, allocates, wakes threads
-        most, once = len(contender.copies), self._time(1)
+        copies = len(contender.copies)
+        most = device.turns * copies
+        once = self._time(1)
         self.launches = min(most, max(1, math.ceil(_SAMPLE_SECONDS / once)))
-        self._reads = min(most, max(self.launches, math.ceil(_READ_BYTES / contender.nbytes)))
+        if device.turns > 1:  # most of that was what an evaluation costs to start
+            once = self._time(self.launches)
+            self.launches = min(most, max(1, math.ceil(_SAMPLE_SECONDS / once)))
+        reads = max(self.launches, math.ceil(_READ_BYTES / contender.nbytes))
+        self._reads = min(copies, reads)
         self.rounds = min(rounds, max(_FEWEST_ROUNDS, int(_ROUNDS_SECONDS / once)))
 
     def sample(self) -> None:

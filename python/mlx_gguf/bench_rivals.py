@@ -100,7 +100,7 @@ def contender(
         stored,
         *(
             tuple(mx.add(a, 0, stream=stream) for a in stored)
-            for _ in range(count_copies(nbytes, device) - 1)
+            for _ in range(count_copies(nbytes) - 1)
         ),
     ]
     mx.eval(copies)

@@ -190,13 +190,16 @@ def _merge(out: Report, part: Report) -> None:
 
 
 def _cpu_section(isa: str, qtypes: Sequence[str], report: Callable[[str], None]) -> Report:
-    """Check an instruction set; a process keeps to one, so others get a process of theirs."""
-    if isa == _ext.cpu_isa():
+    """Check an instruction set, in a process of its own unless MLX_GGUF_ISA names it.
+
+    A process keeps to one. NumPy's threads would wait for work where ours want to run: it has one.
+    """
+    if os.environ.get("MLX_GGUF_ISA") == isa:
         return _section("cpu", f"cpu {isa}", qtypes, report)
     command = [sys.executable, "-m", "mlx_gguf.cli", "doctor", "--json", "--backend", "cpu"]
     done = subprocess.run(
         [*command, "--types", *qtypes],
-        env=os.environ | {"MLX_GGUF_ISA": isa},
+        env=os.environ | {"MLX_GGUF_ISA": isa, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

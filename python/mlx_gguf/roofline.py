@@ -28,14 +28,14 @@ class Device(ABC):
         Where operations run; MLX's.
     dtype : str
         Of activations in a model that is loaded without naming one.
-    spare : int
-        How many times as many copies of weights a benchmark makes as caches ask for: where a
-        product takes microseconds, an evaluation must hold many.
+    turns : int
+        How often one evaluation of a benchmark may take the same weights: where a product takes
+        microseconds, it must hold many, so that what it costs to start is little of it.
     """
 
     stream: mx.Device
     dtype: str
-    spare = 1
+    turns = 1
 
     @abstractmethod
     def read_seconds(self, arrays: Sequence[mx.array]) -> float:
@@ -94,10 +94,22 @@ class _Metal(_GPU):
 
 
 class _CUDA(_GPU):
-    spare = 4
+    turns = 64
+    _buffer_bytes, _passes = 1 << 30, 16
+    _buffer: mx.array | None = None
 
     def read(self, w: mx.array) -> mx.array:
         return _read(mx.fast.cuda_kernel, w, _READ_ON_CUDA, lanes=1 << 18)
+
+    def read_seconds(self, arrays: Sequence[mx.array]) -> float:
+        # At the speed of a large buffer: the host takes longer to start a read of a few megabytes
+        # than the device to do it.
+        if self._buffer is None:
+            self._buffer = mx.ones((self._buffer_bytes,), mx.uint8, stream=self.stream)
+            mx.eval(self._buffer)
+            super().read_seconds([self._buffer])  # compiles
+        taken = super().read_seconds([self._buffer] * self._passes)
+        return taken * sum(a.nbytes for a in arrays) / (self._buffer_bytes * self._passes)
 
 
 _DEVICES: dict[str, type[_CPU | _GPU]] = {"cpu": _CPU, "metal": _Metal, "cuda": _CUDA}
@@ -145,11 +157,8 @@ def read_floor(nbytes: int = _BUFFER_BYTES, *, passes: int = 7) -> float:
     device = find_device(default_backend())
     buffer = mx.ones((nbytes,), mx.uint8, stream=device.stream)
     mx.eval(buffer)
-    # A GPU reads it several times, so that what an evaluation costs is little of it.
-    arrays = [buffer] * (1 if device.stream == mx.Device(mx.cpu) else 16)
-    device.read_seconds(arrays)  # wakes the threads; page tables and clocks settle
-    taken = statistics.median(device.read_seconds(arrays) for _ in range(passes))
-    return nbytes * len(arrays) / taken / 1e9
+    device.read_seconds([buffer])  # wakes the threads; page tables and clocks settle
+    return nbytes / statistics.median(device.read_seconds([buffer]) for _ in range(passes)) / 1e9
 
 
 def bytes_per_token(file: GGUFFile) -> int:

@@ -19,10 +19,11 @@ DESCRIPTION = """\
 Multiply random weights with standard normal activations, check every result that was timed against
 float64, and print one table.
 
-Weights are distinct arrays of 512 MiB in all (2 GiB on CUDA), taken in turns, so they come from
-memory. One sample is one evaluation of as many products, each with weights of its own, as take
-about 20 ms, divided by their number: starting one is not what is measured. "time / floor" compares
-it with a pass over as many bytes that reads them and does nothing else, made right before each
+Weights are distinct arrays of 512 MiB in all, taken in turns, so they come from memory. One sample
+is one evaluation of as many products, each with weights of its own, as take about 20 ms, divided by
+their number: starting one is not what is measured. (On CUDA, where they are many, several have the
+same weights, one after all others.) "time / floor" compares it with a pass over as many bytes that
+reads them and does nothing else (on CUDA with a gigabyte's, in proportion), made right before each
 sample, since the speed of memory changes on shared machines; ggml takes turns with ours. Figures
 are medians.
 
