@@ -36,7 +36,9 @@ def quick(monkeypatch):
 
 
 def run(*args):
-    return main(["bench", "--rounds", "2", "--shapes", "96x512", *map(str, args)])
+    return main(
+        ["bench", "--backend", "cpu", "--rounds", "2", "--shapes", "96x512", *map(str, args)]
+    )
 
 
 def found(*qtypes, N=96, K=512, **options):
@@ -85,6 +87,13 @@ def test_a_launch_takes_weights_that_the_last_one_did_not(monkeypatch):
     copies = len(set(seen))
     assert row.launches == copies >= (1 << 18) / row.nbytes
     assert all(len(set(seen[i : i + copies])) == copies for i in range(2, len(seen) - copies))
+
+
+@pytest.mark.skipif("cuda" not in _ext.backends(), reason="needs CUDA")
+def test_on_cuda_products_of_many_rows_may_round_the_weights():
+    rows = found("q4_k", N=1024, K=1024, backend="cuda", rows=(1, 8, 256)).rows
+    assert [row.M for row in rows] == [1, 8, 256]
+    assert rows[0].error < rows[2].error
 
 
 def test_the_default_dtype_is_that_of_a_loaded_model():
@@ -254,7 +263,7 @@ def test_every_point_has_a_label_and_the_ridge_is_marked(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--backend", "tpu"), "Expected a backend of this machine, cpu. Received 'tpu'."),
+        (("--backend", "tpu"), "Expected a backend of this machine, cpu"),
         (("--types", "q9_k"), "[bench] Expected TYPE:NxK with a type that has kernels"),
         (("--types", "q4_k", "--shapes", "64x100"), "Received 'q4_k:64x100'."),
     ],
