@@ -14,11 +14,16 @@ namespace {
 // Rows of w that gemm keeps decoded at a time, and what it rounds them up to.
 constexpr int gemm_tile_rows = 64, gemm_unit = 32;
 
+// Whether bytes with a sign hold codes times whole scales.
+template <typename Type>
+constexpr bool has_short_products =
+    Codes<Type>::byte_products && Codes<Type>::product_bias == 0;
+
 // Bytes that a weight takes: its code, or both digits of its code times a whole
 // scale, 256 * first + second, where a byte does not hold that.
 template <typename Type>
 constexpr int digits =
-    Codes<Type>::has_whole && !Codes<Type>::byte_products ? 2 : 1;
+    Codes<Type>::has_whole && !has_short_products<Type> ? 2 : 1;
 
 // Weights whose products are summed in whole numbers.
 template <typename Type>
@@ -105,7 +110,7 @@ inline Digits digits_of(const uint8_t* b, Bytes scales) {
 template <typename Type, int c>
 inline Bytes byte_of(const uint8_t* b, Bytes products) {
   using T = Codes<Type>;
-  if constexpr (T::byte_products) {
+  if constexpr (has_short_products<Type>) {
     return T::template scaled<c>(b, products);
   } else {
     return add_bytes(T::template codes<c>(b), bytes_of(-T::bias));
@@ -116,7 +121,7 @@ template <typename Type>
 inline void decode_row(const uint8_t* b, WeightTile<Type>& tile, int r) {
   using T = Codes<Type>;
   Bytes scales;
-  if constexpr (T::byte_products) {
+  if constexpr (has_short_products<Type>) {
     scales = T::products(b);
   } else if constexpr (T::has_whole) {
     scales = whole_scales<Type>(b);

@@ -34,12 +34,12 @@ Bytes move_bits_of_halves(Bytes a) {
   return _mm512_gf2p8affine_epi64_epi8(a, load64(matrices.at), 0);
 }
 
-// count bits from `from` on, and above them those of `and_from`.
-template <int from, int count, int and_from, int and_count>
+// count bits from `from` on, above them those of `and_from`, and `also`.
+template <int from, int count, int and_from, int and_count, int also = 0>
 Bytes join_bits(Bytes a) {
   constexpr uint64_t matrix =
       bit_matrix(from, count, 0) | bit_matrix(and_from, and_count, count);
-  return _mm512_gf2p8affine_epi64_epi8(a, _mm512_set1_epi64(matrix), 0);
+  return _mm512_gf2p8affine_epi64_epi8(a, _mm512_set1_epi64(matrix), also);
 }
 
 #else
@@ -56,9 +56,9 @@ Bytes move_bits_of_halves(Bytes a) {
   return move_bits<0, count, to>(shift_right_halves<low, high>(a));
 }
 
-template <int from, int count, int and_from, int and_count>
+template <int from, int count, int and_from, int and_count, int also = 0>
 Bytes join_bits(Bytes a) {
-  Bytes above = move_bits<and_from, and_count, count>(a);
+  Bytes above = move_bits<and_from, and_count, count, also>(a);
   return bit_or(move_bits<from, count, 0>(a), above);
 }
 

@@ -14,9 +14,10 @@
 //                      times 16 weights in whole numbers: those of one scale,
 //                      or as many as seldom exceed 2^31
 //   mins(b)            where has_mins, likewise but bytes that do not repeat
-// and where byte_products, their products with scales are bytes too:
-//   products(b)        a table of them for each quarter
-//   scaled<c>(b, of)   the c-th 64, from that table
+// and where byte_products, their products with scales, plus product_bias, are
+// bytes too:
+//   products(b)        a table or two of them for each quarter
+//   scaled<c>(b, of)   the c-th 64, from those
 // and where has_whole, factors_at: of two f16 numbers that lie there the one
 // that scales are to be multiplied by, and the factor of mins, are d_place and
 // 1 - d_place.
@@ -41,6 +42,7 @@ struct CodesDefaults {
   static constexpr int shared = 1;
   static constexpr int run = 2;
   static constexpr bool byte_products = false;
+  static constexpr int product_bias = 0;
 };
 
 template <typename Type>

@@ -143,16 +143,14 @@ struct Codes<Q2_K> : BitPairs {
     return high_nibbles(load16(b));
   }
   static constexpr bool byte_products = unsigned_codes;
-  // Where a code has `bit`, the scale that it is for; else 128, which gives
-  // zero.
-  template <int bit>
-  static constexpr Table<uint8_t, 64> scales_with{
-      [](int i) { return i & bit ? chunk(i % 16 / 4, i / 16) : 128; }};
+  // Four products for each scale, two of them to a word.
+  static constexpr Table<uint8_t, 64> words{
+      [](int i) { return i % 2 ? 128 : chunk(i % 16 / 4, i / 16); }};
+  static constexpr Table<int16_t, 32> times{
+      [](int i) { return i % 2 ? 0x0302 : 0x0100; }};
   static Bytes products(const uint8_t* b) {
-    Bytes all = scales(b);
-    Bytes once = shuffle(all, load64(scales_with<1>.at));
-    Bytes twice = shuffle(all, load64(scales_with<2>.at));
-    return add_bytes(add_bytes(once, twice), twice);
+    return multiply_words(
+        shuffle(scales(b), load64(words.at)), load64(times.at));
   }
   template <int c>
   static Bytes scaled(const uint8_t* b, Bytes products) {
@@ -166,16 +164,20 @@ struct Codes<Q3_K> : BitPairs {
   static constexpr int largest_code = 7, largest_scale = 32;
   static constexpr bool signed_scales = true;
   static constexpr int factors_at = 106, d_place = 1;
+  // Two pairs and the bits above them, of the c-th 64 codes and others.
   template <int c>
-  static Bytes codes(const uint8_t* b) {
-    // Two pairs and the bits above them.
+  static Bytes six_bits(const uint8_t* b) {
     constexpr int half = c / 2 * 2;
     Bytes thirds =
         move_bits_of_halves<half, half + 4, 2, 4>(both_halves(load32(b)));
-    Bytes both = nibbles_below<c / 2>(thirds, load64(b + 32));
-    return join_bits<c % 2 * 2, 2, 4 + c % 2, 1>(both);
+    return nibbles_below<c / 2>(thirds, load64(b + 32));
   }
-  static Bytes scales(const uint8_t* b) {
+  template <int c>
+  static Bytes codes(const uint8_t* b) {
+    return join_bits<c % 2 * 2, 2, 4 + c % 2, 1>(six_bits<c>(b));
+  }
+  // 32 more than they are.
+  static Quarter raised_scales(const uint8_t* b) {
     // Low nibbles of scales 0..7, high ones of 8..15, then pairs of top bits.
     uint64_t low = read<uint64_t>(b + 96);
     uint32_t top = read<uint32_t>(b + 104);
@@ -183,8 +185,46 @@ struct Codes<Q3_K> : BitPairs {
     constexpr uint32_t two = 0x30303030;
     uint64_t first = uint64_t(top << 2 & two) << 32 | (top << 4 & two);
     uint64_t second = uint64_t(top >> 2 & two) << 32 | (top & two);
-    Quarter all = quarter_of((low & four) | first, (low >> 4 & four) | second);
-    return all_quarters(subtract_bytes(all, 32));
+    return quarter_of((low & four) | first, (low >> 4 & four) | second);
+  }
+  static Bytes scales(const uint8_t* b) {
+    return all_quarters(subtract_bytes(raised_scales(b), 32));
+  }
+  // (code - 4) (raised - 32) is -124 to 128.
+  static constexpr bool byte_products = unsigned_codes;
+  static constexpr int product_bias = 127;
+  // Eight products for each scale, two of them to a word: of the first 128
+  // codes, or of the others.
+  struct Products {
+    Bytes of[2];
+  };
+  template <int half>
+  static constexpr Table<uint8_t, 64> words{
+      [](int i) { return i % 2 ? 128 : chunk(2 * half + i % 16 / 8, i / 16); }};
+  static constexpr Table<int16_t, 32> times{[](int i) {
+    int code = i % 4 * 2;
+    return (code - 4) + 256 * (code + 1 - 4);
+  }};
+  static constexpr Table<uint16_t, 32> plus{[](int i) {
+    int code = i % 4 * 2;
+    return (255 - 32 * code) + 256 * (255 - 32 * (code + 1));
+  }};
+  static Products products(const uint8_t* b) {
+    Bytes all = all_quarters(raised_scales(b));
+    auto make = [](Words scales) {
+      return add_words(
+          multiply_words(scales, load64(times.at)), load64(plus.at));
+    };
+    return {
+        {make(shuffle(all, load64(words<0>.at))),
+         make(shuffle(all, load64(words<1>.at)))}};
+  }
+  template <int c>
+  static Bytes scaled(const uint8_t* b, const Products& products) {
+    constexpr int second = 8 * (c % 2);
+    return shuffle(
+        products.of[c / 2],
+        join_bits<c % 2 * 2, 2, 4 + c % 2, 1, second>(six_bits<c>(b)));
   }
 };
 

@@ -47,7 +47,8 @@ struct FixedRow {
   float* scales; // [n]
   Way* way;      // [n]
   // [n][2][2][16]: what the bias of the first and last 128 codes comes to in
-  // the sums of high and of low words, where those start at it.
+  // the sums of high and of low words, where those start at it; of whole scales
+  // the first is that of all codes.
   int32_t* starts;
 
   FixedRow(const void* memory, int64_t K) : n((K + 255) / 256) {
@@ -172,6 +173,9 @@ inline void fix_block(
     if (has_low) {
       find_starts(low, order + 8 * half, type.bias, starts + 16);
     }
+  }
+  for (int i = 0; i < 32 && type.bias_of_all; ++i) {
+    out.starts[64 * b + i] += out.starts[64 * b + 32 + i];
   }
   for (int i = 0; i < 16; ++i) {
     auto store = [&](const int16_t* from, int16_t* to) {

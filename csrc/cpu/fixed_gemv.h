@@ -13,7 +13,7 @@ namespace {
 
 template <typename Type>
 constexpr bool has_offsets =
-    Codes<Type>::has_mins || Codes<Type>::bias != bias_in_x<Type>;
+    Codes<Type>::has_mins || (Codes<Type>::bias != 0 && bias_in_x<Type> == 0);
 
 // What sums of x times mins (or scales) are multiplied by at last.
 template <typename Type>

@@ -22,12 +22,21 @@ inline __attribute__((always_inline)) void whole_plane_products(
   constexpr int parts = parts_of<Type>;
   const int8_t* high = x.planes_at(x.high, at);
   const int8_t* low = x.planes_at(x.low, at);
-  Bytes scales[R];
+  decltype(scales_or_products<Type>(b[0])) scales[R];
   MLX_GGUF_UNROLL
   for (int r = 0; r < R; ++r) {
     scales[r] = scales_or_products<Type>(b[r]);
   }
   IntSums<R, planes, parts> sums;
+  if constexpr (bias_in_x<Type> != 0) {
+    MLX_GGUF_UNROLL
+    for (auto& of : sums.at) {
+      of[1][0] = start<Type>(x, at, 0, 0);
+      if constexpr (planes > 2) {
+        of[planes - 1][0] = start<Type>(x, at, 0, 1);
+      }
+    }
+  }
   four_times([&](auto c) {
     MLX_GGUF_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -53,11 +62,10 @@ inline __attribute__((always_inline)) void whole_plane_products(
     }
   });
   // The first plane counts 256 times. So do scales with a sign.
-  auto last = [](Ints sum) {
-    return T::signed_scales ? shift_ints_right<8>(sum) : sum;
-  };
+  constexpr bool raised = T::signed_scales && !T::byte_products;
+  auto last = [](Ints sum) { return raised ? shift_ints_right<8>(sum) : sum; };
   auto join = [&](Ints first, Ints second) {
-    Ints up = T::signed_scales ? first : shift_ints_left<8>(first);
+    Ints up = raised ? first : shift_ints_left<8>(first);
     return add_ints(up, last(second));
   };
   MLX_GGUF_UNROLL

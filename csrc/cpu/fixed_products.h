@@ -64,10 +64,13 @@ constexpr bool in_planes = [] {
 // The bias that sums start with, for scales do not come between.
 template <typename Type>
 constexpr int bias_in_x =
-    counts_bias && !Codes<Type>::whole_scales ? Codes<Type>::bias : 0;
+    !counts_bias                 ? 0
+    : Codes<Type>::byte_products ? Codes<Type>::product_bias
+    : Codes<Type>::whole_scales  ? 0
+                                 : Codes<Type>::bias;
 
 // What sums of high (0) or low (1) words start at for the 64 codes from 64 c on
-// and those after.
+// and those after; of whole scales, for all 256.
 template <typename Type>
 Ints start(const FixedRow& x, int64_t at, int c, int low) {
   if constexpr (bias_in_x<Type> != 0) {
@@ -103,7 +106,7 @@ inline Floats add_low(Ints low, Floats to, float unit = low_unit) {
 // ---- Scales that are whole numbers. Results are in units of their factor.
 
 template <typename Type>
-inline Bytes scales_or_products(const uint8_t* b) {
+inline auto scales_or_products(const uint8_t* b) {
   if constexpr (Codes<Type>::byte_products) {
     return Codes<Type>::products(b);
   } else {
@@ -112,8 +115,8 @@ inline Bytes scales_or_products(const uint8_t* b) {
 }
 
 // 64 codes times scales, as dot() takes them.
-template <typename Type, int c>
-inline auto scaled_codes(const uint8_t* b, Bytes scales_or_products) {
+template <typename Type, int c, typename Scales>
+inline auto scaled_codes(const uint8_t* b, const Scales& scales_or_products) {
   using T = Codes<Type>;
   using Of = ScaleOf<Type, c>;
   if constexpr (T::byte_products) {
@@ -131,13 +134,22 @@ inline __attribute__((always_inline)) void whole_products(
     int64_t at,
     Floats (&out)[R][C]) {
   constexpr int parts = parts_of<Type>;
-  Bytes scales[R];
+  decltype(scales_or_products<Type>(b[0])) scales[R];
   MLX_GGUF_UNROLL
   for (int r = 0; r < R; ++r) {
     scales[r] = scales_or_products<Type>(b[r]);
   }
   IntSums<R, C, parts> high;
   IntSums<R, C> low;
+  if constexpr (bias_in_x<Type> != 0) {
+    MLX_GGUF_UNROLL
+    for (int i = 0; i < R * C; ++i) {
+      high.at[i / C][i % C][0] = start<Type>(x[i % C], at, 0, 0);
+      if constexpr (fine) {
+        low.at[i / C][i % C][0] = start<Type>(x[i % C], at, 0, 1);
+      }
+    }
+  }
   four_times([&](auto c) {
     MLX_GGUF_UNROLL
     for (int r = 0; r < R; ++r) {

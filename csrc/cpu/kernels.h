@@ -76,9 +76,11 @@ struct TypeKernels {
   // other.
   bool tiles_in_order;
   // Whether gemv of one row of x takes it in planes; and what x counts for the
-  // weights, if not they do: their codes are too large by so much.
+  // weights, if not they do: their codes are too large by so much, or so are
+  // products with scales, whose sums are those of all 256.
   bool planes;
   int bias;
+  bool bias_of_all;
 };
 
 // Rows of x that share one read of the weights in gemv, and those of a pack.
