@@ -2,7 +2,8 @@
 # everywhere; the rest is a shared object of its own, which the extension loads
 # where MLX has CUDA. It needs CUDA's headers, from the packages that MLX's CUDA
 # wheels install or from CUDA_HEADERS, and no compiler but the host's.
-set(CUDA_DATA csrc/cuda/choose.cpp csrc/cuda/names.cpp csrc/cuda/plan.cpp)
+set(CUDA_DATA csrc/cuda/choose.cpp csrc/cuda/names.cpp csrc/cuda/plan.cpp
+    csrc/cuda/plan_tma.cpp)
 target_sources(_ext PRIVATE csrc/cuda/load.cpp ${CUDA_DATA})
 target_link_libraries(_ext PRIVATE ${CMAKE_DL_LIBS})
 

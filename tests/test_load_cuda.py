@@ -105,6 +105,8 @@ def test_compiling_ahead_refuses_what_is_no_product():
     _ext.cuda_compile([])
     with pytest.raises(ValueError, match=r"\[cuda_compile\] .* Received 'q9_k'"):
         _ext.cuda_compile([("q9_k", "float16", 1, 8, 256, 0, True)])
+    with pytest.raises(ValueError, match=r"\[cuda_compile\] Expected a dtype of .* Received int8"):
+        _ext.cuda_compile([("q4_k", "int8", 1, 8, 256, 0, True)])
     for M, N, K, experts in ((-1, 8, 256, 0), (1, 0, 256, 0), (1, 8, 0, 0), (1, 8, 256, -1)):
         with pytest.raises(ValueError, match=r"\[cuda_compile\] Expected N and K of at least 1"):
             _ext.cuda_compile([("q4_k", "float16", M, N, K, experts, True)])

@@ -22,10 +22,18 @@ namespace mlx_gguf {
 
 namespace {
 
-mlx::core::Dtype dtype_named(const std::string& name) {
-  return name == "float16"    ? mlx::core::float16
-         : name == "bfloat16" ? mlx::core::bfloat16
-                              : mlx::core::float32;
+mlx::core::Dtype dtype_named(const char* op, const std::string& name) {
+  const std::map<std::string, mlx::core::Dtype> known{
+      {"float16", mlx::core::float16},
+      {"bfloat16", mlx::core::bfloat16},
+      {"float32", mlx::core::float32}};
+  if (auto it = known.find(name); it != known.end()) {
+    return it->second;
+  }
+  throw std::invalid_argument(
+      std::string("[") + op +
+      "] Expected a dtype of float16, bfloat16 or float32. Received " + name +
+      ".");
 }
 
 // What a benchmark needs to launch a gemv by itself, on an H200:
@@ -37,7 +45,7 @@ nb::dict cuda_launch(
     int64_t N,
     int64_t K) {
   const Format& format = supported_format("cuda_launch", qtype);
-  mlx::core::Dtype x = dtype_named(dtype);
+  mlx::core::Dtype x = dtype_named("cuda_launch", dtype);
   cuda::Gpu gpu;
   cuda::Plan plan = cuda::choose(format, x, M, N, K, 1, true, true, gpu);
   if (plan.kernel != cuda::Kernel::gemv_tma) {
@@ -82,7 +90,7 @@ std::string cuda_plan_for(
   return to_string(
       cuda::choose(
           format,
-          dtype_named(dtype),
+          dtype_named("cuda_plan_for", dtype),
           M,
           N,
           K,
@@ -114,7 +122,13 @@ void cuda_compile(const Products& products) {
           std::to_string(M) + " and " + std::to_string(experts) + " experts.");
     }
     problems.push_back(
-        {&format, dtype_named(dtype), M, N, K, experts, transpose});
+        {&format,
+         dtype_named("cuda_compile", dtype),
+         M,
+         N,
+         K,
+         experts,
+         transpose});
   }
   if (auto* cuda = cuda::loaded()) {
     nb::gil_scoped_release release;

@@ -174,7 +174,8 @@ inline void fix_block(
       find_starts(low, order + 8 * half, type.bias, starts + 16);
     }
   }
-  for (int i = 0; i < 32 && type.bias_of_all; ++i) {
+  int of_all = !type.bias_of_all ? 0 : has_low ? 32 : 16;
+  for (int i = 0; i < of_all; ++i) {
     out.starts[64 * b + i] += out.starts[64 * b + 32 + i];
   }
   for (int i = 0; i < 16; ++i) {

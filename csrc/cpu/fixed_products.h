@@ -61,7 +61,8 @@ constexpr bool in_planes = [] {
   }
 }();
 
-// The bias that sums start with, for scales do not come between.
+// The bias that sums start with, where scales do not come between, or are in
+// the products.
 template <typename Type>
 constexpr int bias_in_x =
     !counts_bias                 ? 0

@@ -21,7 +21,7 @@ TypeKernels add_fixed(TypeKernels kernels, uint32_t id) {
     kernels.tiles_in_order = Codes<Type>::has_whole;
     kernels.planes = in_planes<Type>;
     kernels.bias = bias_in_x<Type>;
-    kernels.bias_of_all = Codes<Type>::whole_scales;
+    kernels.bias_of_all = Codes<Type>::whole_scales && bias_in_x<Type> != 0;
   };
   ((Types::id == id ? add.template operator()<Types>() : void()), ...);
   return kernels;

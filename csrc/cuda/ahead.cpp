@@ -4,7 +4,6 @@
 #include <atomic>
 #include <map>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -48,6 +47,13 @@ std::vector<Plan> plans_of(const Problem& p) {
   }
 }
 
+// Each holds the whole source in memory.
+constexpr size_t most_compilers = 16;
+size_t compilers() {
+  size_t processors = std::max(1u, std::thread::hardware_concurrency());
+  return std::min(processors, most_compilers);
+}
+
 } // namespace
 
 void compile_ahead(const std::vector<Problem>& problems) {
@@ -72,13 +78,13 @@ void compile_ahead(const std::vector<Problem>& problems) {
       }
     }
   };
-  size_t most = std::max(1u, std::thread::hardware_concurrency());
   std::vector<std::thread> threads;
+  threads.reserve(most_compilers);
   try {
-    while (threads.size() + 1 < std::min(most, work.size())) {
+    while (threads.size() + 1 < std::min(compilers(), work.size())) {
       threads.emplace_back(run);
     }
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
     // As many as there can be.
   }
   run();

@@ -69,7 +69,11 @@ std::string to_string(const Plan& plan) {
     add("turns", plan.turns);
     add("stages", plan.stages);
     add("ranks", plan.ranks);
+  }
+  if (plan.kernel == Kernel::gemv) {
     add("tiles", plan.tiles);
+  }
+  if (plan.kernel == Kernel::gemv_tma) {
     add("whole", plan.whole);
     add("most", plan.most);
   }

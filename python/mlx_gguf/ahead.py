@@ -21,7 +21,8 @@ _PAIRS = 8  # of a row and an expert: of a token, and of a long prompt for each 
 
 
 def compile_ahead(model: Any, dtype: mx.Dtype) -> None:
-    """Make the CUDA kernels that a model's prompts and tokens take; without CUDA do nothing.
+    """Make the CUDA kernels for a model's matrices, by what prompts and tokens need; without CUDA
+    do nothing.
 
     Parameters
     ----------

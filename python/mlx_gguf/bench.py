@@ -108,9 +108,9 @@ def run(
 
     The copies of a matrix are more than caches hold, and taken in turns. A sample is one
     evaluation of several products, each with another copy, that takes about 20 ms: what it takes
-    to start one is not measured. Between samples the device reads as many bytes and does nothing
-    else. Every result that was timed is checked: one against gguf-py in float64 (eight rows, if
-    x has more), the others against that one, to the bit.
+    to start one is not measured. (On CUDA copies come again after all others.) Between samples the
+    device reads as many bytes and does nothing else. Every result that was timed is checked: one
+    against gguf-py in float64 (eight rows, if x has more), the others against that one, to the bit.
 
     Parameters
     ----------
@@ -222,6 +222,7 @@ class _Bench:
         return Contender(OURS, qtype, dtype, self.matrix.nbytes, copies, prepare, error)
 
     def _rounds_weights(self, dtype: str, M: int) -> bool:
+        # The variable is the CUDA backend's own (csrc/cuda/module.cpp).
         plan = _ext.cuda_plan_for(self.matrix.qtype, dtype, M, self.matrix.N, self.matrix.K)
         return plan == "dense" and os.environ.get("MLX_GGUF_CUDA_DENSE") != "0"
 

@@ -38,11 +38,12 @@ class Row:
     nbytes : int
         Of one weight matrix.
     launches : int
-        Products in one sample, each with weights of its own.
+        Products in one sample, which take weights in turns.
     seconds : float
         Of one product; the median of the samples.
     floor : float
-        Seconds in which the device reads as many bytes and does nothing else; the median.
+        Seconds in which the device reads as many bytes and does nothing else (on CUDA by what a
+        gigabyte takes); the median.
     over_floor : float
         The median of each sample's ratio to the read beside it.
     error : float

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import platform
@@ -192,7 +194,8 @@ def _merge(out: Report, part: Report) -> None:
 def _cpu_section(isa: str, qtypes: Sequence[str], report: Callable[[str], None]) -> Report:
     """Check an instruction set, in a process of its own unless MLX_GGUF_ISA names it.
 
-    A process keeps to one. NumPy's threads would wait for work where ours want to run: it has one.
+    A process keeps to one. In that of its own NumPy has one thread: others would look for work
+    where ours want to run.
     """
     if os.environ.get("MLX_GGUF_ISA") == isa:
         return _section("cpu", f"cpu {isa}", qtypes, report)
@@ -226,7 +229,9 @@ def _section(
     before = _ext.stored_plans()
     if backend == "cuda":
         report(f"{name}: compiling")
-        _ext.cuda_compile([p for t in qtypes for dtype in DTYPES for p in cuda_products(t, dtype)])
+        with contextlib.suppress(RuntimeError):  # the checks will say it
+            products = (cuda_products(qtype, dtype) for qtype in qtypes for dtype in DTYPES)
+            _ext.cuda_compile(list(itertools.chain.from_iterable(products)))
     try:
         for i, qtype in enumerate(qtypes):
             row = TypeRow(qtype)

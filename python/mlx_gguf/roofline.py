@@ -39,8 +39,20 @@ class Device(ABC):
 
     @abstractmethod
     def read_seconds(self, arrays: Sequence[mx.array]) -> float:
-        """Seconds in which the device reads every array, one launch each, and does nothing
-        else."""
+        """Seconds in which the device reads the bytes of all arrays and does nothing else: one
+        launch each, or in proportion to what a larger buffer takes."""
+
+    def read_rate(self, nbytes: int, passes: int) -> float:
+        """Bytes a second of a buffer that is read over and over; the median of the passes."""
+        reads = [self.buffer(nbytes)]
+        self.read_seconds(reads)  # wakes the threads; page tables and clocks settle
+        return nbytes / statistics.median(self.read_seconds(reads) for _ in range(passes))
+
+    def buffer(self, nbytes: int) -> mx.array:
+        """So many bytes in memory."""
+        out = mx.ones((nbytes,), mx.uint8, stream=self.stream)
+        mx.eval(out)
+        return out
 
     @abstractmethod
     def peaks(self) -> dict[str, float]:
@@ -95,21 +107,22 @@ class _Metal(_GPU):
 
 class _CUDA(_GPU):
     turns = 64
-    _buffer_bytes, _passes = 1 << 30, 16
-    _buffer: mx.array | None = None
+    _buffer_bytes, _reads = 1 << 30, 16
 
     def read(self, w: mx.array) -> mx.array:
         return _read(mx.fast.cuda_kernel, w, _READ_ON_CUDA, lanes=1 << 18)
 
+    def read_rate(self, nbytes: int, passes: int) -> float:
+        # An evaluation takes longer to start than the device to read once.
+        reads = [self.buffer(nbytes)] * self._reads
+        super().read_seconds(reads)
+        taken = statistics.median(super(_CUDA, self).read_seconds(reads) for _ in range(passes))
+        return nbytes * self._reads / taken
+
     def read_seconds(self, arrays: Sequence[mx.array]) -> float:
-        # At the speed of a large buffer: the host takes longer to start a read of a few megabytes
+        # At the speed of a gigabyte: the host takes longer to start a read of a few megabytes
         # than the device to do it.
-        if self._buffer is None:
-            self._buffer = mx.ones((self._buffer_bytes,), mx.uint8, stream=self.stream)
-            mx.eval(self._buffer)
-            super().read_seconds([self._buffer])  # compiles
-        taken = super().read_seconds([self._buffer] * self._passes)
-        return taken * sum(a.nbytes for a in arrays) / (self._buffer_bytes * self._passes)
+        return sum(a.nbytes for a in arrays) / self.read_rate(self._buffer_bytes, 1)
 
 
 _DEVICES: dict[str, type[_CPU | _GPU]] = {"cpu": _CPU, "metal": _Metal, "cuda": _CUDA}
@@ -154,11 +167,7 @@ def read_floor(nbytes: int = _BUFFER_BYTES, *, passes: int = 7) -> float:
     float
         The median over the passes, in GB/s (1e9 bytes a second). On the CPU, of all its threads.
     """
-    device = find_device(default_backend())
-    buffer = mx.ones((nbytes,), mx.uint8, stream=device.stream)
-    mx.eval(buffer)
-    device.read_seconds([buffer])  # wakes the threads; page tables and clocks settle
-    return nbytes / statistics.median(device.read_seconds([buffer]) for _ in range(passes)) / 1e9
+    return find_device(default_backend()).read_rate(nbytes, passes) / 1e9
 
 
 def bytes_per_token(file: GGUFFile) -> int:
