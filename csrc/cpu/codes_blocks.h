@@ -8,9 +8,13 @@ namespace {
 
 // f16 numbers of eight blocks.
 template <typename Type, int at>
-HalfFloats eight_halves(const uint8_t* b) {
-  auto h = [&](int i) -> uint64_t {
-    return read<uint16_t>(b + i * Type::bytes + at);
+inline __attribute__((always_inline)) HalfFloats
+eight_halves(const uint8_t* b) {
+  auto h = [&](int i) {
+    uint64_t v = read<uint16_t>(b + i * Type::bytes + at);
+    // Or compilers gather them in vectors, whose ports are what is short.
+    asm("" : "+r"(v));
+    return v;
   };
   auto four = [&](int i) {
     return h(i) | h(i + 1) << 16 | h(i + 2) << 32 | h(i + 3) << 48;
