@@ -35,6 +35,9 @@ def quick(monkeypatch):
         monkeypatch.setattr(bench, name, value)
 
 
+BACKENDS = " or ".join(_ext.backends())
+
+
 def run(*args):
     return main(
         ["bench", "--backend", "cpu", "--rounds", "2", "--shapes", "96x512", *map(str, args)]
@@ -263,7 +266,7 @@ def test_every_point_has_a_label_and_the_ridge_is_marked(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--backend", "tpu"), "Expected a backend of this machine, cpu"),
+        (("--backend", "tpu"), f"Expected a backend of this machine, {BACKENDS}. Received 'tpu'."),
         (("--types", "q9_k"), "[bench] Expected TYPE:NxK with a type that has kernels"),
         (("--types", "q4_k", "--shapes", "64x100"), "Received 'q4_k:64x100'."),
     ],

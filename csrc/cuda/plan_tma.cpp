@@ -73,7 +73,7 @@ int64_t parts_of_tile(int64_t warps, int64_t split, int64_t pairs) {
 }
 
 // Clusters that run at once, or at least: processors come in groups of 14 to
-// 18, and a cluster stays in one. An H200 runs 66 clusters of 2 and 30 of 4.
+// 18, and a cluster stays in one. An H200 runs 66 clusters of 2, 28 to 30 of 4.
 int64_t clusters_of(int cluster, int64_t batch, const Gpu& gpu) {
   int64_t processors = cluster > 2 ? gpu.processors * 7 / 8 : gpu.processors;
   return std::max<int64_t>(processors / (cluster * batch), 1);
