@@ -33,7 +33,7 @@ test-metal: $(VENV)/.test
 test-cuda: $(VENV)/.test
 	MLX_GGUF_ALL_KERNELS=1 $(BIN)/python -m pytest tests/test_cuda_kernels.py tests/test_matmul.py tests/test_gather.py \
 		tests/test_dequantize.py tests/test_layouts.py tests/test_transforms.py tests/test_cuda_host.py \
-		tests/test_fused.py tests/test_step.py tests/test_step_models.py tests/test_load_cuda.py $(PYTEST)
+		tests/test_fused.py tests/test_gated_delta.py tests/test_step.py tests/test_step_models.py tests/test_load_cuda.py $(PYTEST)
 
 # Reference logits of the tiny models, from PyTorch; the results are committed.
 reference: $(VENV)-reference/.done

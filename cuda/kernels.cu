@@ -1,6 +1,7 @@
 // The whole device code. The build flattens this into one string, to which the
 // host appends an explicit instantiation for the kernel it wants.
 #include "attend.h"
+#include "delta.h"
 #include "dequantize.h"
 #include "gemm.h"
 #include "gemm_block.h"

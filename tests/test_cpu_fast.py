@@ -324,7 +324,7 @@ def test_logsumexp_over_other_axes_and_under_transformations_is_mlx(rng):
 COMPUTE = """
 import sys
 import mlx.core as mx, numpy as np
-from mlx_gguf import _ext, cpu_fast
+from mlx_gguf import _ext, cpu_fast, gated_delta
 rng = np.random.default_rng(0)
 out = {"isa": np.array(_ext.cpu_isa()), "threads": np.array(_ext.cpu_threads())}
 def a(*shape):
@@ -341,6 +341,9 @@ with mx.stream(mx.cpu):
             k, v = a(2, 2, S, 80).astype(dtype), a(2, 2, S, 96).astype(dtype)
             y[f"attention {L}"] = cpu_fast.scaled_dot_product_attention(
                 x[:, :, :L], k, v, scale=0.5, mask=mask)
+        k, v = (a(2, 70, 4, n).astype(dtype) / 8 for n in (64, 32))
+        g, beta = a(2, 70, 4) / 2 + 0.5, a(2, 70, 4).astype(dtype)
+        y["delta"], y["state"] = gated_delta.gated_delta_ops(k, k, v, g, beta, a(2, 4, 32, 64))
         out |= {f"{dtype} {name}": np.array(v.astype(mx.float32)) for name, v in y.items()}
 np.savez(sys.argv[1], **out)
 """
@@ -363,7 +366,7 @@ def test_each_instruction_set_gives_the_same_results(isa, computed):
     assert str(other["isa"]) == isa
     units = {"float32": 2e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
     names = [name for name in best if name.startswith("mlx")]
-    assert len(names) == 3 * 7
+    assert len(names) == 3 * 9
     for name in names:
         bound = units[name.split()[0].rpartition(".")[2]]
         error = np.linalg.norm((other[name] - best[name]).astype(np.float64))

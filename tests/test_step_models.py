@@ -246,6 +246,8 @@ def test_kernels_compile(architecture):
         for function in (
             f"rms_norm<{dtype}>",
             f"gated<{dtype}>",
+            f"gated_delta<{dtype}, 128>",
+            f"gated_delta<{dtype}, 96>",
             f"attend<{dtype}, 128, 4, 8, 8>",
             f"attend<{dtype}, 80, 1, 8, 8>",
             f"attend<{dtype}, 256, 4, 16, 8>",

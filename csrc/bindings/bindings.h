@@ -11,6 +11,7 @@ void bind_gguf(nanobind::module_& m);
 void bind_cpu(nanobind::module_& m);
 void bind_fast(nanobind::module_& m);
 void bind_cuda(nanobind::module_& m);
+void bind_delta(nanobind::module_& m);
 void bind_plans(nanobind::module_& m);
 void bind_step(nanobind::module_& m);
 void bind_tokenizer(nanobind::module_& m);

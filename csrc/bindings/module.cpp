@@ -35,6 +35,7 @@ NB_MODULE(_ext, m) {
   mlx_gguf::bind_cpu(m);
   mlx_gguf::bind_fast(m);
   mlx_gguf::bind_cuda(m);
+  mlx_gguf::bind_delta(m);
   mlx_gguf::bind_plans(m);
   mlx_gguf::bind_step(m);
   mlx_gguf::bind_tokenizer(m);

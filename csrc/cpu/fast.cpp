@@ -16,14 +16,6 @@ namespace {
 
 using Arrays = std::vector<array>;
 
-Arrays pick(const Arrays& from, const std::vector<int>& indices) {
-  Arrays some;
-  for (int i : indices) {
-    some.push_back(from[i]);
-  }
-  return some;
-}
-
 void rms_norm_rows(
     const View& x, const std::optional<View>& weight, float eps, Target out) {
   int64_t n = x.shape.back(), rows = 1;
@@ -148,26 +140,17 @@ void Fast::eval_gpu(const Arrays&, array&) {
       "] Expected a stream on the CPU. Received one on a GPU.");
 }
 
-// Derivatives with respect to the arguments asked for alone: others may be
-// integers.
-std::function<Arrays(const Arrays&)> Fast::of_arguments(
+Derivatives Fast::derivatives(
     const Arrays& primals, const std::vector<int>& argnums) {
-  return [&, this](const Arrays& some) {
-    Arrays all = primals;
-    for (size_t i = 0; i < argnums.size(); ++i) {
-      all[argnums[i]] = some[i];
-    }
-    return Arrays{spelled_out(all)};
-  };
+  auto function = [this](const Arrays& in) { return Arrays{spelled_out(in)}; };
+  return {function, primals, argnums};
 }
 
 Arrays Fast::jvp(
     const Arrays& primals,
     const Arrays& tangents,
     const std::vector<int>& argnums) {
-  return mx::jvp(
-             of_arguments(primals, argnums), pick(primals, argnums), tangents)
-      .second;
+  return derivatives(primals, argnums).jvp(tangents);
 }
 
 Arrays Fast::vjp(
@@ -175,9 +158,7 @@ Arrays Fast::vjp(
     const Arrays& cotangents,
     const std::vector<int>& argnums,
     const Arrays&) {
-  return mx::vjp(
-             of_arguments(primals, argnums), pick(primals, argnums), cotangents)
-      .second;
+  return derivatives(primals, argnums).vjp(cotangents);
 }
 
 std::pair<Arrays, std::vector<int>> Fast::vmap(

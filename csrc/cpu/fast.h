@@ -4,11 +4,11 @@
 // number by number on one thread. Derivatives and vmap go through those.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <variant>
 #include <vector>
 
+#include "derivatives.h"
 #include "mlx/array.h"
 #include "mlx/primitives.h"
 #include "mlx/utils.h"
@@ -65,7 +65,7 @@ class Fast : public mx::UnaryPrimitive {
   virtual array spelled_out(const std::vector<array>& inputs) = 0;
 
  private:
-  std::function<std::vector<array>(const std::vector<array>&)> of_arguments(
+  Derivatives derivatives(
       const std::vector<array>& primals, const std::vector<int>& argnums);
 };
 

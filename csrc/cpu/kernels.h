@@ -115,7 +115,24 @@ struct AttentionBlock {
   float* out;
 };
 
-// Kernels of the operations in cpu/fast.h.
+// One head's state, [rows][width], and tokens of it, without gaps; width is a
+// multiple of x_padding, rows of 4.
+struct DeltaRows {
+  int64_t tokens;
+  int64_t rows;
+  int64_t width;
+  const float* q; // [tokens][width]
+  const float* k;
+  const float* v;     // [tokens][rows]
+  const float* decay; // [tokens]
+  const float* beta;
+  const float* from; // the state before, which may be where it goes
+  float* state;
+  float* both; // [tokens], for the kernel's own use
+  float* y;    // [tokens][rows]
+};
+
+// Kernels of the operations in cpu/fast.h and of delta.h.
 struct FastKernels {
   // y = x / sqrt(mean(x^2) + eps) * w; w may be nullptr.
   void (*rms_norm)(
@@ -139,6 +156,7 @@ struct FastKernels {
   // Fills in the scores; then, once masked, adds them up.
   void (*attention_scores)(const AttentionBlock& block);
   void (*attention_values)(const AttentionBlock& block);
+  void (*gated_delta)(const DeltaRows& rows);
 };
 
 struct Isa {

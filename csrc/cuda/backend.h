@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "../delta.h"
 #include "../primitives.h"
 #include "../step.h"
 
@@ -40,6 +41,7 @@ struct Backend {
       const array& w, array& out, const Format& format, mx::Stream s);
   // One token through all layers: see step.h.
   StepFunction* step;
+  DeltaFunction* gated_delta; // see delta.h
   // Copies host memory into an array's, in large pieces, and waits.
   void (*upload)(array& to, const void* from, size_t nbytes);
   // The same for a node's output, which gets memory of the device's own.

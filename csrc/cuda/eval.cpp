@@ -10,19 +10,10 @@
 #include "mlx/allocator.h"
 #include "mlx/backend/common/utils.h"
 #include "mlx/backend/cuda/utils.h"
-#include "mlx/ops.h"
 
 namespace mlx_gguf::cuda {
 
 namespace {
-
-// In row order: itself nearly always, so that a node in the graph would cost
-// more than this question (see ops.cpp).
-array in_rows(const array& a, mx::Stream s) {
-  return a.size() == 0 || a.flags().row_contiguous
-             ? a
-             : temporary(evaluate(mx::contiguous(a, false, s)), s);
-}
 
 bool copies_take(const array& w) {
   return w.size() > 0 &&
@@ -188,6 +179,7 @@ mlx_gguf_cuda_backend() {
       gather_qmm,
       dequantize,
       step,
+      gated_delta,
       upload,
       upload_output,
       compile_ahead,

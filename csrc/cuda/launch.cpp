@@ -200,6 +200,12 @@ array scratch(int64_t nbytes) {
   return out;
 }
 
+array in_rows(const array& a, mx::Stream s) {
+  return a.size() == 0 || a.flags().row_contiguous
+             ? a
+             : temporary(evaluate(mx::contiguous(a, false, s)), s);
+}
+
 array aligned(const array& a, uint64_t alignment, mx::Stream s) {
   if (a.size() == 0 ||
       reinterpret_cast<uintptr_t>(mx::gpu_ptr<void>(a)) % alignment == 0) {

@@ -47,6 +47,10 @@ void dense_product(
 // Bytes whose only use is this stream's next nodes.
 array scratch(int64_t nbytes);
 
+// `a` in row order: itself nearly always, so that a node in the graph would
+// cost more than this question (see ops.cpp).
+array in_rows(const array& a, mx::Stream s);
+
 // `a` at a multiple of `alignment` bytes: itself, or a copy.
 array aligned(const array& a, uint64_t alignment, mx::Stream s);
 

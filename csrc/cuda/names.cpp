@@ -91,4 +91,13 @@ std::string function_of(const Plan& plan, const Format& format, Dtype x) {
   throw std::logic_error("[cuda::function_of] Expected a known kernel.");
 }
 
+const char* type_name(Dtype x) {
+  return names_of(x).cuda;
+}
+
+std::string delta_function(Dtype x, int width) {
+  return std::string("gated_delta<") + type_name(x) + ", " +
+         std::to_string(width) + ">";
+}
+
 } // namespace mlx_gguf::cuda

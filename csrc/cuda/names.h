@@ -18,4 +18,10 @@ std::string kernel_name(
 std::string function_of(
     const Plan& plan, const Format& format, mlx::core::Dtype x);
 
+// A number's type.
+const char* type_name(mlx::core::Dtype x);
+
+// The kernel of delta.h for such q, k and v with so many numbers a head.
+std::string delta_function(mlx::core::Dtype x, int width);
+
 } // namespace mlx_gguf::cuda

@@ -4,11 +4,11 @@
 
 #include "cuda/attend.h"
 #include "cuda/launch.h"
+#include "cuda/names.h"
 #include "gpu/batch.h"
 #include "gpu/nodes.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cuda/utils.h"
-#include "mlx/ops.h"
 
 namespace mlx_gguf::cuda {
 
@@ -122,9 +122,7 @@ Workspace::Workspace(const History& history, mx::Stream s)
       params_(memory_.piece(sizeof(AttendParams), mx::uint8)) {
   memory_.allocate(s);
   mx::Dtype dtype = stack_.dtype();
-  std::string T = dtype == mx::float16    ? "half_t"
-                  : dtype == mx::bfloat16 ? "bfloat_t"
-                                          : "float";
+  std::string T = type_name(dtype);
   std::string numbers;
   for (int n : {sizes_.head_dim, plan_.heads, plan_.lanes, attend_warps}) {
     numbers += ", " + std::to_string(n);
@@ -311,16 +309,13 @@ void step(
     int position,
     mx::Stream s) {
   out.set_data(mx::allocator::malloc(out.nbytes()));
-  array row = x.flags().row_contiguous
-                  ? x
-                  : temporary(evaluate(mx::contiguous(x, false, s)), s);
   auto* workspace = static_cast<Workspace*>(history->workspace.get());
   if (!workspace) {
     auto made = std::make_shared<Workspace>(*history, s);
     workspace = made.get();
     history->workspace = std::move(made);
   }
-  workspace->run(row, out, position, s);
+  workspace->run(in_rows(x, s), out, position, s);
   mx::cu::get_command_encoder(s).add_completed_handler([history] {});
 }
 

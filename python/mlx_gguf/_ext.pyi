@@ -312,6 +312,9 @@ def cuda_plan_for(qtype: str, dtype: str, M: int, N: int, K: int, transpose: boo
     The plan of ``x @ W.T`` on an H200, x ``[M, K]`` of a dtype's name and W ``[N, K]``.
     """
 
+def gated_delta(q: mlx.core.array, k: mlx.core.array, v: mlx.core.array, g: mlx.core.array, beta: mlx.core.array, state: mlx.core.array, mask: mlx.core.array | None) -> tuple[mlx.core.array, mlx.core.array] | None:
+    """Outputs and last states as one node; None where no kernel takes them."""
+
 class Plan:
     """
     A kernel choice; ``str(plan)`` is its name in files.

@@ -112,7 +112,12 @@ def load_model(
             model.shard(group)
     model.eval()
     mx.eval(model.parameters())
-    if mx.default_device().type == mx.cpu:
+    on_cpu = mx.default_device().type == mx.cpu
+    if on_cpu or _ext.has_cuda():
+        from . import gated_delta
+
+        gated_delta.install()
+    if on_cpu:
         cpu_fast.install()
     elif _ext.has_cuda():
         fuse(model)
