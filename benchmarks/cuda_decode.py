@@ -2,14 +2,14 @@
 
     python benchmarks/cuda_decode.py --json results.json --profile
     python benchmarks/cuda_decode.py --layers 4             # a quick look
+    python benchmarks/cuda_decode.py --model qwen3.5
 
-mlx-lm's Llama class in the sizes of Llama 3 8B, with our layers on random Q4_K blocks (a token's
-layers in one operation, as loading does it; called one by one and fused; and those apart) and with
-MLX's quantised layers of groups of 64 and of 32. Decoding goes through mlx-lm's generate_step; the
-contenders take turns and figures are medians. First the logits are compared with those of the same
-weights written out in float32. Where a token's time goes is
-asked of the host's clock and, with --profile, of PyTorch's profiler, which sees every kernel of the
-process.
+mlx-lm's classes in the sizes of Llama 3 8B or Qwen3.5 9B, with our layers on random Q4_K blocks (a
+token's layers in one operation, as loading does it; called one by one and fused; and those apart)
+and with MLX's quantised layers of groups of 64 and of 32. Decoding goes through mlx-lm's
+generate_step; the contenders take turns and figures are medians. First the logits are compared with
+those of the same weights written out in float32. Where a token's time goes is asked of the host's
+clock and, with --profile, of PyTorch's profiler, which sees every kernel of the process.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -31,10 +32,12 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.generate import generate_step
-from mlx_lm.models import llama
+from mlx_lm.models import gated_delta as mlx_gated_delta
+from mlx_lm.models import llama, qwen3_5
 from mlx_lm.models.cache import make_prompt_cache
 
 import mlx_gguf as gg
+from mlx_gguf import gated_delta
 from mlx_gguf.fused import fuse
 from mlx_gguf.nn import QuantEmbedding, QuantLinear
 from mlx_gguf.progress import Progress
@@ -49,19 +52,46 @@ PROMPT = list(range(1, 9))
 WARM, LONG = 16, 2048
 
 
-def sizes(layers: int) -> llama.ModelArgs:
-    return llama.ModelArgs(
-        model_type="llama",
-        hidden_size=4096,
-        num_hidden_layers=layers,
-        intermediate_size=14336,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        rms_norm_eps=1e-5,
-        vocab_size=128256,
-        rope_theta=5e5,
-        tie_word_embeddings=False,
-    )
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 128256,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": False,
+    },
+    "qwen3.5": {
+        "model_type": "qwen3_5",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 248320,
+        "tie_word_embeddings": False,
+    },
+}
+NORMS = (nn.RMSNorm, qwen3_5.RMSNormGated)
+
+
+def empty_model(name: str, layers: int) -> Any:
+    module = {"llama": llama, "qwen3.5": qwen3_5}[name]
+    model = module.Model(module.ModelArgs.from_dict({**SIZES[name], "num_hidden_layers": layers}))
+    for part in model.modules():
+        if isinstance(part, qwen3_5.GatedDeltaNet):
+            channels, taps, _ = part.conv1d.weight.shape
+            part.conv1d.weight = mx.random.uniform(-0.5, 0.5, (channels, taps, 1))
+            part.A_log = mx.random.uniform(-1, 1, part.A_log.shape)
+    return model
 
 
 @cache
@@ -77,8 +107,8 @@ def random_weight(N: int, K: int) -> mx.array:
     return weight
 
 
-def our_model(layers: int, dtype: mx.Dtype, progress: Progress) -> Any:
-    model = llama.Model(sizes(layers))
+def our_model(name: str, layers: int, dtype: mx.Dtype, progress: Progress) -> Any:
+    model = empty_model(name, layers)
     made = []
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -92,8 +122,8 @@ def our_model(layers: int, dtype: mx.Dtype, progress: Progress) -> Any:
     return finished(model, dtype)
 
 
-def mlx_model(layers: int, dtype: mx.Dtype, group_size: int, progress: Progress) -> Any:
-    model = llama.Model(sizes(layers))
+def mlx_model(name: str, layers: int, dtype: mx.Dtype, group_size: int, progress: Progress) -> Any:
+    model = empty_model(name, layers)
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             module.weight = module.weight.astype(dtype)
@@ -106,32 +136,34 @@ def mlx_model(layers: int, dtype: mx.Dtype, group_size: int, progress: Progress)
 
 def finished(model: Any, dtype: mx.Dtype) -> Any:
     for module in model.modules():
-        if isinstance(module, nn.RMSNorm):
+        if isinstance(module, (*NORMS, nn.Conv1d)):
             module.weight = module.weight.astype(dtype)
     model.eval()
     mx.eval(model.parameters())
     return model
 
 
-def dense_twin(model: Any) -> Any:
+def dense_twin(name: str, layers: int, model: Any) -> Any:
     """The same weights as float32 numbers."""
-    twin = llama.Model(model.args)
+    twin = empty_model(name, layers)
     made = []
     for name, module in model.named_modules():
         if isinstance(module, (QuantLinear, QuantEmbedding)):
             made.append((f"{name}.weight", gg.dequantize(module.weight, QTYPE, mx.float32)))
-        elif isinstance(module, nn.RMSNorm):
+        elif isinstance(module, (*NORMS, nn.Conv1d)):
             made.append((f"{name}.weight", module.weight.astype(mx.float32)))
+        elif isinstance(module, qwen3_5.GatedDeltaNet):
+            made += [(f"{name}.{key}", module[key]) for key in ("A_log", "dt_bias")]
     twin.load_weights(made)
     return twin
 
 
-def logits_error(dtype: mx.Dtype, progress: Progress) -> dict[str, float]:
+def logits_error(name: str, dtype: mx.Dtype, progress: Progress) -> dict[str, float]:
     """Relative errors of a small model's logits, for one row after the other, 8 and 256."""
-    model = our_model(2, dtype, progress)
+    model = our_model(name, 4, dtype, progress)
     progress.show("comparing logits")
     ids = mx.array([[i % 1000 for i in range(1, 257)]])
-    ref = dense_twin(model)(ids).astype(mx.float32)
+    ref = dense_twin(name, 4, model)(ids).astype(mx.float32)
     fuse(model)
     install(model)
     past = make_prompt_cache(model)
@@ -217,14 +249,14 @@ def nbytes(model: Any) -> int:
     return sum(a.nbytes for name, a in parameters if "embed_tokens" not in name)
 
 
-def same(other: Any, apart: bool = False) -> Any:
+def same(other: Any, name: str, layers: int, apart: bool = False) -> Any:
     """A model of the same weights, perhaps with a product each."""
-    model = llama.Model(other.args)
+    model = empty_model(name, layers)
     made = []
     for name, module in other.named_modules():
         if isinstance(module, QuantLinear) and apart:
             made.append((name, QuantLinear.from_packed(module.weight, QTYPE)))
-        elif isinstance(module, (QuantLinear, QuantEmbedding, nn.RMSNorm)):
+        elif isinstance(module, (QuantLinear, QuantEmbedding, nn.Conv1d, *NORMS)):
             made.append((name, module))
     model.update_modules(tree_unflatten(made))
     model.eval()
@@ -232,14 +264,24 @@ def same(other: Any, apart: bool = False) -> Any:
 
 
 def contenders(args: argparse.Namespace, dtype: mx.Dtype, progress: Progress) -> dict[str, Any]:
-    ours = our_model(args.layers, dtype, progress)
+    of = args.model, args.layers
+    ours = our_model(*of, dtype, progress)
     fuse(ours)
-    out = {OURS: ours, FUSED: same(ours), APART: same(ours, apart=True)}
+    out = {OURS: ours, FUSED: same(ours, *of), APART: same(ours, *of, apart=True)}
     install(ours)
     for group_size in args.group_sizes:
         name = f"MLX 4-bit, groups of {group_size}"
-        out[name] = mlx_model(args.layers, dtype, group_size, progress)
+        out[name] = mlx_model(*of, dtype, group_size, progress)
     return out
+
+
+@contextmanager
+def own_operations(name: str) -> Iterator[None]:
+    """mlx-lm's own gated delta rule for MLX's layers."""
+    if name.startswith("MLX"):
+        mlx_gated_delta.gated_delta_ops = gated_delta._mlx_gated_delta_ops
+    yield
+    gated_delta.install()
 
 
 def memory_of_prompt(model: Any) -> tuple[float, float]:
@@ -260,7 +302,8 @@ def summary(model: Any, seconds: list[float], args: argparse.Namespace) -> dict[
         "weights_gb_per_s": nbytes(model) / middle / 1e9,
         "host_ms": host_ms(model),
     }
-    if isinstance(model.lm_head, QuantLinear):  # MLX compiles its own for minutes
+    head = getattr(model, "language_model", model).lm_head
+    if isinstance(head, QuantLinear):  # MLX compiles its own for minutes
         prompt, extra = memory_of_prompt(model)
         out |= {"prompt_tokens_per_s": LONG / prompt, "prompt_extra_gb": extra / 1e9}
     if args.profile:
@@ -273,6 +316,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
+    add("--model", choices=SIZES, default="llama", help="whose sizes (%(default)s)")
     add("--layers", type=int, default=32, metavar="N", help="(%(default)s)")
     add("--tokens", type=int, default=100, metavar="N", help="to decode (%(default)s)")
     add("--rounds", type=int, default=3, metavar="N", help="measurements of each (%(default)s)")
@@ -283,17 +327,20 @@ def main() -> None:
     args = parser.parse_args()
     dtype = getattr(mx, args.dtype)
     with Progress("measuring") as progress:
-        errors = logits_error(dtype, progress)
+        gated_delta.install()
+        errors = logits_error(args.model, dtype, progress)
         models = contenders(args, dtype, progress)
         seconds: dict[str, list[float]] = {name: [] for name in models}
         for round_ in range(args.rounds):
             for name, model in models.items():
                 progress.show(f"{name}, round {round_ + 1} of {args.rounds}")
-                seconds[name].append(decode_seconds(model, args.tokens))
+                with own_operations(name):
+                    seconds[name].append(decode_seconds(model, args.tokens))
         results = {}
         for name, model in models.items():
             progress.show(f"{name}: where the time goes")
-            results[name] = summary(model, seconds[name], args)
+            with own_operations(name):
+                results[name] = summary(model, seconds[name], args)
     show(results, errors, args)
     if args.json:
         stored = circumstances(args) | {"logits_error": errors, "results": results}

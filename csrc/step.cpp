@@ -5,6 +5,7 @@
 
 #include "cuda/attend.h"
 #include "cuda/backend.h"
+#include "delta.h"
 #include "export.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
@@ -25,19 +26,24 @@ template <typename... Parts>
   throw std::invalid_argument(msg.str() + ".");
 }
 
-void check_vector(const char* name, const array& a, int size, mx::Dtype dtype) {
-  if (a.shape() != mx::Shape{size} || a.dtype() != dtype) {
+void check_array(
+    const char* name, const array& a, const mx::Shape& shape, mx::Dtype dtype) {
+  if (a.shape() != shape || a.dtype() != dtype) {
     invalid(
         name,
-        " of shape (",
-        size,
-        ",) and dtype ",
+        " of shape ",
+        shape,
+        " and dtype ",
         dtype,
         ". Received shape ",
         a.shape(),
         " and dtype ",
         a.dtype());
   }
+}
+
+void check_vector(const char* name, const array& a, int size, mx::Dtype dtype) {
+  check_array(name, a, {size}, dtype);
 }
 
 void check_projection(const char* name, const Projection& p, int K) {
@@ -74,20 +80,21 @@ class Step : public mx::UnaryPrimitive {
       mx::Stream stream,
       std::shared_ptr<History> history,
       int position,
-      bool first)
+      int number)
       : UnaryPrimitive(stream),
         history_(std::move(history)),
         position_(position),
-        first_(first) {}
+        number_(number) {}
 
   void eval_cpu(const Arrays& inputs, array& out) override {
     take(inputs);
-    cpu::step(inputs[0], out, history_, position_, stream());
+    cpu::step(inputs[0], out, history_, position_, number_, stream());
   }
 
   void eval_gpu(const Arrays& inputs, array& out) override {
     take(inputs);
-    cuda::loaded()->step(inputs[0], out, history_, position_, stream());
+    cuda::loaded()->step(
+        inputs[0], out, history_, position_, number_, stream());
   }
 
   const char* name() const override {
@@ -97,34 +104,39 @@ class Step : public mx::UnaryPrimitive {
  private:
   // The first step's inputs are what the history begins with.
   void take(const Arrays& inputs) {
-    if (!first_) {
+    if (number_ > 0) {
       return;
     }
     size_t layers = history_->stack->layers().size();
-    history_->keys.clear();
-    history_->values.clear();
+    history_->first.clear();
+    history_->second.clear();
     for (size_t i = 0; i < 2 * layers; ++i) {
       const array& from = inputs[1 + i];
       array mine(from.shape(), from.dtype(), nullptr, {});
       mine.copy_shared_buffer(from);
-      (i < layers ? history_->keys : history_->values).push_back(mine);
+      (i < layers ? history_->first : history_->second).push_back(mine);
     }
   }
 
   std::shared_ptr<History> history_;
   int position_;
-  bool first_;
+  int number_;
 };
 
-// inputs: what the last step gave.
+// inputs: what the last step gave. The output may be a part of an array.
 class ReadHistory : public mx::UnaryPrimitive {
  public:
   ReadHistory(
-      mx::Stream stream, std::shared_ptr<History> history, int layer, bool keys)
+      mx::Stream stream,
+      std::shared_ptr<History> history,
+      int layer,
+      bool first,
+      int64_t from)
       : UnaryPrimitive(stream),
         history_(std::move(history)),
         layer_(layer),
-        keys_(keys) {}
+        first_(first),
+        from_(from) {}
 
   void eval_cpu(const Arrays&, array& out) override {
     hand_out(out);
@@ -138,17 +150,21 @@ class ReadHistory : public mx::UnaryPrimitive {
 
  private:
   void hand_out(array& out) {
-    out.copy_shared_buffer((keys_ ? history_->keys : history_->values)[layer_]);
+    const array& all = (first_ ? history_->first : history_->second)[layer_];
+    out.copy_shared_buffer(
+        all, out.strides(), all.flags(), out.size(), from_ * out.size());
   }
 
   std::shared_ptr<History> history_;
   int layer_;
-  bool keys_;
+  bool first_;
+  int64_t from_; // parts of the array, as large as the output
 };
 
 bool has_kernels(const mx::Stream& s, const Sizes& sizes) {
   return s.device == mx::Device::cpu ||
-         (cuda::loaded() && cuda::attend_plan(sizes, 1).heads > 0);
+         (cuda::loaded() && cuda::attend_plan(sizes, 1).heads > 0 &&
+          cuda::takes_delta(sizes.delta));
 }
 
 } // namespace
@@ -177,6 +193,26 @@ Stack::Stack(Sizes sizes, array norm)
     invalid(
         "1 to ", s.head_dim / 2, " rotated pairs. Received ", s.speeds.size());
   }
+  const DeltaSizes& d = s.delta;
+  if (d.heads != 0 &&
+      (d.heads < 1 || d.key_heads < 1 || d.heads % d.key_heads != 0 ||
+       d.head_dim < 1 || d.head_dim % delta_width != 0 ||
+       d.head_dim > most_delta_width || d.taps < 2)) {
+    invalid(
+        "delta rules of heads in groups, with multiples of ",
+        delta_width,
+        " numbers up to ",
+        most_delta_width,
+        ", and of 2 taps or more. Received ",
+        d.heads,
+        " heads for ",
+        d.key_heads,
+        " of keys, head_dim ",
+        d.head_dim,
+        " and ",
+        d.taps,
+        " taps");
+  }
   check_vector("the last norm", norm_, s.hidden, norm_.dtype());
   if (norm_.dtype() != mx::float16 && norm_.dtype() != mx::bfloat16 &&
       norm_.dtype() != mx::float32) {
@@ -193,14 +229,26 @@ void Stack::add(Layer layer) {
       check_vector("the norm of a head", **norm, s.head_dim, dtype());
     }
   }
-  for (const Projection& p : layer.qkv) {
+  for (const Projection& p : layer.in) {
     check_projection("q, k and v", p, s.hidden);
     if (p.bias) {
       check_vector("a bias", *p.bias, p.N(), dtype());
     }
   }
-  check_rows("q, k and v", layer.qkv, s.queries() + 2 * s.keys());
-  check_projection("output", layer.output, s.queries());
+  if (layer.delta) {
+    const DeltaSizes& d = s.delta;
+    check_rows("q, k, v and z", layer.in, d.channels() + d.values());
+    check_array(
+        "gates", layer.delta->gates, {2 * d.heads, s.hidden}, mx::float32);
+    check_array("taps", layer.delta->taps, {d.channels(), d.taps}, dtype());
+    check_vector("dt_bias", layer.delta->dt_bias, d.heads, mx::float32);
+    check_vector("a_log", layer.delta->a_log, d.heads, mx::float32);
+    check_vector("the norm of a head", layer.delta->norm, d.head_dim, dtype());
+    check_projection("output", layer.output, d.values());
+  } else {
+    check_rows("q, k and v", layer.in, s.queries_and_gates() + 2 * s.keys());
+    check_projection("output", layer.output, s.queries());
+  }
   check_rows("output", {layer.output}, s.hidden);
   for (const Projection& p : layer.gate_up) {
     check_projection("gate and up", p, s.hidden);
@@ -213,34 +261,86 @@ void Stack::add(Layer layer) {
 
 // History
 
+int64_t History::nbytes(int layer) const {
+  const Sizes& s = stack->sizes();
+  auto numbers = static_cast<int64_t>(mx::size_of(stack->dtype()));
+  if (stack->layers().at(layer).delta) {
+    const DeltaSizes& d = s.delta;
+    return (d.taps - 1) * d.channels() * numbers +
+           int64_t{4} * d.values() * d.head_dim;
+  }
+  return int64_t{2} * capacity * s.keys() * numbers;
+}
+
+namespace {
+
+// What a step may write to; nothing if it is not what a layer keeps.
+std::optional<array> own_rows(
+    const array& a,
+    const Stack& stack,
+    int length,
+    int capacity,
+    mx::Stream s) {
+  const Sizes& sizes = stack.sizes();
+  if (a.ndim() != 4 || a.dtype() != stack.dtype() || a.shape(0) != 1 ||
+      a.shape(1) != sizes.kv_heads || a.shape(2) < length ||
+      a.shape(3) != sizes.head_dim || a.is_tracer()) {
+    return std::nullopt;
+  }
+  mx::Shape end{1, sizes.kv_heads, length, sizes.head_dim}, room = end;
+  room[2] = capacity - length;
+  array filled = mx::slice(a, {0, 0, 0, 0}, end, s);
+  return mx::concatenate({filled, mx::zeros(room, a.dtype(), s)}, 2, s);
+}
+std::optional<array> own_window(
+    const array& a, const Stack& stack, mx::Stream s) {
+  const DeltaSizes& d = stack.sizes().delta;
+  if (a.shape() != mx::Shape{1, d.taps - 1, d.channels()} ||
+      a.dtype() != stack.dtype() || a.is_tracer()) {
+    return std::nullopt;
+  }
+  return mx::concatenate({a, a}, 0, s);
+}
+std::optional<array> own_state(
+    const array& a, const Stack& stack, mx::Stream s) {
+  const DeltaSizes& d = stack.sizes().delta;
+  if (a.shape() != mx::Shape{1, d.heads, d.head_dim, d.head_dim} ||
+      a.dtype() != mx::float32 || a.is_tracer()) {
+    return std::nullopt;
+  }
+  return mx::add(a, array(0.0f), s); // a copy would share its memory
+}
+
+} // namespace
+
 std::shared_ptr<History> begin_history(
     std::shared_ptr<const Stack> stack,
-    const Arrays& keys,
-    const Arrays& values,
+    const Arrays& first,
+    const Arrays& second,
     int length,
     mx::StreamOrDevice s) {
-  const Sizes& sizes = stack->sizes();
-  size_t layers = stack->layers().size();
-  if (native_ops() || !has_kernels(mx::to_stream(s), sizes)) {
+  const std::vector<Layer>& layers = stack->layers();
+  mx::Stream stream = mx::to_stream(s);
+  if (native_ops() || !has_kernels(stream, stack->sizes())) {
     return nullptr;
   }
-  if (keys.size() != layers || values.size() != layers || length < 1) {
+  if (first.size() != layers.size() || second.size() != layers.size() ||
+      length < 1) {
     return nullptr;
   }
   auto out = std::make_shared<History>();
   out->capacity = (length / growth + 1) * growth;
-  mx::Shape room{1, sizes.kv_heads, out->capacity - length, sizes.head_dim};
-  mx::Shape end{1, sizes.kv_heads, length, sizes.head_dim};
-  array zeros = mx::zeros(room, stack->dtype(), s);
-  for (auto* from : {&keys, &values}) {
-    for (const array& a : *from) {
-      if (a.ndim() != 4 || a.dtype() != stack->dtype() || a.shape(0) != 1 ||
-          a.shape(1) != sizes.kv_heads || a.shape(2) < length ||
-          a.shape(3) != sizes.head_dim || a.is_tracer()) {
+  for (auto* from : {&first, &second}) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const array& a = (*from)[i];
+      std::optional<array> own =
+          !layers[i].delta ? own_rows(a, *stack, length, out->capacity, stream)
+          : from == &first ? own_window(a, *stack, stream)
+                           : own_state(a, *stack, stream);
+      if (!own) {
         return nullptr;
       }
-      array filled = mx::slice(a, {0, 0, 0, 0}, end, s);
-      out->wanted.push_back(mx::concatenate({filled, zeros}, 2, s));
+      out->wanted.push_back(*own);
     }
   }
   out->stack = std::move(stack);
@@ -271,7 +371,7 @@ std::optional<array> step(
   return array(
       x.shape(),
       x.dtype(),
-      std::make_shared<Step>(stream, history, position, !last),
+      std::make_shared<Step>(stream, history, position, history->steps++),
       std::move(inputs));
 }
 
@@ -282,19 +382,31 @@ std::pair<array, array> read_history(
     mx::StreamOrDevice s) {
   const Stack& stack = *history->stack;
   const Sizes& sizes = stack.sizes();
+  const DeltaSizes& d = sizes.delta;
+  bool delta = stack.layers().at(layer).delta.has_value();
+  mx::Shape window{1, d.taps - 1, d.channels()};
   if (!last) {
+    array first = history->wanted.at(layer);
     return {
-        history->wanted.at(layer),
+        delta ? mx::slice(first, {0, 0, 0}, window, s) : first,
         history->wanted.at(layer + stack.layers().size())};
   }
-  auto make = [&](bool keys) {
-    return array(
-        {1, sizes.kv_heads, history->capacity, sizes.head_dim},
-        stack.dtype(),
-        std::make_shared<ReadHistory>(mx::to_stream(s), history, layer, keys),
-        {*last});
-  };
-  return {make(true), make(false)};
+  auto make =
+      [&](bool first, mx::Shape shape, mx::Dtype dtype, int64_t from = 0) {
+        return array(
+            std::move(shape),
+            dtype,
+            std::make_shared<ReadHistory>(
+                mx::to_stream(s), history, layer, first, from),
+            {*last});
+      };
+  if (delta) {
+    return {
+        make(true, window, stack.dtype(), history->steps % 2),
+        make(false, {1, d.heads, d.head_dim, d.head_dim}, mx::float32)};
+  }
+  mx::Shape rows{1, sizes.kv_heads, history->capacity, sizes.head_dim};
+  return {make(true, rows, stack.dtype()), make(false, rows, stack.dtype())};
 }
 
 } // namespace mlx_gguf

@@ -1,6 +1,7 @@
-// A token's way through all layers of a model of llama's family, as one node
-// of the graph: where a launch takes microseconds, the hundreds of nodes that
-// it is otherwise cost more than their kernels.
+// A token's way through all layers of a model of llama's family, or of one
+// whose layers are gated delta rules and attention in turn (Qwen3.5), as one
+// node of the graph: where a launch takes microseconds, the hundreds of nodes
+// that it is otherwise cost more than their kernels.
 #pragma once
 
 #include <cmath>
@@ -33,15 +34,44 @@ struct Projection {
   }
 };
 
+// Of a layer that is a gated delta rule (delta.h). Its inputs q, k and v are
+// convolved over the last tokens first, and its output is normed and gated.
+struct DeltaLayer {
+  array gates;   // f32 [2 heads, hidden]: what makes decays, then betas
+  array taps;    // [channels, taps] of the convolution, the oldest first
+  array dt_bias; // f32 [heads], as the next
+  array a_log;
+  array norm; // [head_dim]
+};
+
 struct Layer {
   array input_norm;
-  std::vector<Projection> qkv; // one output after the other
+  // One output after the other: q, k and v, with a head's gate after its q
+  // where there are gates; of a delta rule q, k, v and z.
+  std::vector<Projection> in;
   std::optional<array> q_norm;
   std::optional<array> k_norm;
+  std::optional<DeltaLayer> delta;
   Projection output;
   array mlp_norm;
   std::vector<Projection> gate_up;
   Projection down;
+};
+
+// Of all gated delta rules of a model.
+struct DeltaSizes {
+  int heads = 0; // of values; 0: the model has none
+  int key_heads = 0;
+  int head_dim = 0; // of keys and values
+  int taps = 0;
+  bool tiled = false; // head h has key head h % key_heads, not h / repeats
+
+  int channels() const {
+    return (2 * key_heads + heads) * head_dim;
+  }
+  int values() const {
+    return heads * head_dim;
+  }
 };
 
 // What all layers have in common.
@@ -51,14 +81,19 @@ struct Sizes {
   int heads;
   int kv_heads;
   int head_dim;
+  bool gated; // attention's output, by numbers beside q
   float eps;
   float scale;                // of attention scores
   bool traditional;           // rotated pairs lie side by side
   float gain;                 // of rotated numbers
   std::vector<double> speeds; // of each rotated pair, radians a position
+  DeltaSizes delta;
 
   int queries() const {
     return heads * head_dim;
+  }
+  int queries_and_gates() const {
+    return gated ? 2 * queries() : queries();
   }
   int keys() const {
     return kv_heads * head_dim;
@@ -94,24 +129,31 @@ class Stack : public std::enable_shared_from_this<Stack> {
   std::vector<Layer> layers_;
 };
 
-// Keys and values of the tokens so far, [1, kv_heads, capacity, head_dim] for
-// every layer, which steps write to in place: nobody else has them before
-// read_history(), and no step may follow it.
+// What layers keep of the tokens so far, two arrays each, which steps write to
+// in place: nobody else has them before read_history(), and no step may follow
+// it. Keys and values [1, kv_heads, capacity, head_dim]; of a delta rule the
+// last inputs of its convolution [2, taps - 1, channels], of which step i reads
+// number i % 2 and writes the other, and its state.
 struct History : std::enable_shared_from_this<History> {
   std::shared_ptr<const Stack> stack;
   int capacity;
+  int steps = 0;
   std::vector<array> wanted; // what the first step has to begin with
-  std::vector<array> keys;   // from then on
-  std::vector<array> values;
+  std::vector<array> first;  // from then on
+  std::vector<array> second;
+
+  int64_t nbytes(int layer) const;
+
   std::shared_ptr<void> workspace; // a backend's own
 };
 
-// A copy of the first `length` rows of a cache's arrays with room for more.
-// Nothing if they are not what the stack's layers make.
+// A copy of a cache's arrays, two for each layer; of keys and values of the
+// first `length` rows, with room for more. Nothing if they are not what the
+// stack's layers make.
 std::shared_ptr<History> begin_history(
     std::shared_ptr<const Stack> stack,
-    const std::vector<array>& keys,
-    const std::vector<array>& values,
+    const std::vector<array>& first,
+    const std::vector<array>& second,
     int length,
     mx::StreamOrDevice s = {});
 
@@ -125,8 +167,8 @@ std::optional<array> step(
     const std::optional<array>& last,
     mx::StreamOrDevice s = {});
 
-// Keys and values of a layer after the step that gave `last`, or before the
-// first, in the history's own memory.
+// What a layer keeps, as its cache has it, after the step that gave `last`, or
+// before the first, in the history's own memory.
 std::pair<array, array> read_history(
     const std::shared_ptr<History>& history,
     int layer,
@@ -151,6 +193,7 @@ using StepFunction = void(
     array& out,
     const std::shared_ptr<History>& history,
     int position,
+    int number, // of the history's steps
     mx::Stream s);
 namespace cpu {
 StepFunction step;

@@ -94,10 +94,6 @@ DEVICE float read_sum(const float* p) {
   return out;
 }
 
-DEVICE void prefetch(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
 // Number d of D of a head: the sums of `count` warps, or of other blocks, each
 // D numbers, the largest score and the sum of weights.
 template <int D, bool OTHERS>
@@ -117,8 +113,9 @@ DEVICE Softmax<1> add_up(
 }
 
 // Attention of one token. qkv is its queries, keys and values, D numbers a
-// head. Norms and turns queries and key, puts key and value into their row of
-// the caches, [heads of keys, capacity, D], and attends to all rows up to it.
+// head; where p.gated a query is followed by its head's gate. Norms and turns
+// queries and key, puts key and value into their row of the caches, [heads of
+// keys, capacity, D], and attends to all rows up to it.
 //
 // Block (h, s) takes G heads of queries, which share one of keys, and p.split
 // rows of it. LANES lanes share a key, each with D / LANES of its numbers.
@@ -154,7 +151,8 @@ __global__ void __launch_bounds__(32 * WARPS) attend(
   }
   keys += uint64_t(key_head) * p.capacity * D;
   values += uint64_t(key_head) * p.capacity * D;
-  const T* key = qkv + (heads + key_head) * D;
+  uint32_t step = p.gated ? 2 * D : D; // from query to query
+  const T* key = qkv + heads * step + key_head * D;
   const T* value = key + key_heads * D;
 
   // What does not come from the kernel before.
@@ -177,7 +175,7 @@ __global__ void __launch_bounds__(32 * WARPS) attend(
     bool is_key = r == G;
     float* row = rows + r * D;
     prepare_head(
-        is_key ? key : qkv + (head0 + r) * D,
+        is_key ? key : qkv + (head0 + r) * step,
         is_key ? k_norm : q_norm,
         row,
         D,
@@ -260,13 +258,20 @@ __global__ void __launch_bounds__(32 * WARPS) attend(
   }
   __syncthreads();
 
+  auto write = [&](uint32_t g, uint32_t d, const Softmax<1>& all) {
+    float v = all.v[0] / all.sum;
+    if (p.gated) {
+      v /= 1.0f + expf(-widen(qkv[(head0 + g) * step + D + d]));
+    }
+    y[(head0 + g) * D + d] = narrow<T>(v);
+  };
   float* mine = partial + uint64_t(head0) * gridDim.y * row_sums;
   for (uint32_t i = threadIdx.x; i < G * D; i += 32 * WARPS) {
     uint32_t g = i / D, d = i % D;
     Softmax<1> all =
         add_up<D, false>(sums + g * row_sums, d, WARPS, G * row_sums);
     if (blocks == 1) {
-      y[(head0 + g) * D + d] = narrow<T>(all.v[0] / all.sum);
+      write(g, d, all);
       continue;
     }
     float* to = mine + (uint64_t(g) * gridDim.y + blockIdx.y) * row_sums;
@@ -293,6 +298,6 @@ __global__ void __launch_bounds__(32 * WARPS) attend(
     uint32_t g = i / D, d = i % D;
     Softmax<1> all = add_up<D, true>(
         mine + uint64_t(g) * gridDim.y * row_sums, d, blocks, row_sums);
-    y[(head0 + g) * D + d] = narrow<T>(all.v[0] / all.sum);
+    write(g, d, all);
   }
 }

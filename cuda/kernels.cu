@@ -2,6 +2,7 @@
 // host appends an explicit instantiation for the kernel it wants.
 #include "attend.h"
 #include "delta.h"
+#include "delta_step.h"
 #include "dequantize.h"
 #include "gemm.h"
 #include "gemm_block.h"

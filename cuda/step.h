@@ -62,6 +62,10 @@ DEVICE void store_8(T* to, const float* v) {
   }
 }
 
+DEVICE void prefetch(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 // A sum over lanes that are COUNT apart and closer, which all get.
 template <int COUNT>
 DEVICE float sum_over(float v) {
@@ -107,6 +111,10 @@ __global__ void __launch_bounds__(1024)
   }
 }
 
+DEVICE float silu(float v) {
+  return v / (1.0f + expf(-v));
+}
+
 // y = silu(gate) * up of N numbers each, one after the other in x.
 template <typename T>
 __global__ void __launch_bounds__(256) gated(const T* x, T* y, uint32_t N) {
@@ -122,7 +130,7 @@ __global__ void __launch_bounds__(256) gated(const T* x, T* y, uint32_t N) {
   P::load(x + N + 8 * i).widened(up);
   UNROLL
   for (int j = 0; j < 8; ++j) {
-    up[j] *= gate[j] / (1.0f + expf(-gate[j]));
+    up[j] *= silu(gate[j]);
   }
   store_8(y + 8 * i, up);
 }

@@ -1,11 +1,12 @@
-// What the attention of a step is told, one struct for host and device, which
-// reads it from memory: all launches of a token share one.
+// What kernels of a step are told, structs for host and device. The first is
+// read from memory: all launches of a token share one.
 #pragma once
 #ifndef __CUDACC_RTC__
 #include <cstdint>
 #endif
 
 constexpr uint32_t most_pairs = 128; // that a head may turn
+constexpr uint32_t most_taps = 4;    // of a delta rule's convolution
 
 struct AttendParams {
   uint32_t position; // of the token
@@ -15,8 +16,19 @@ struct AttendParams {
   uint32_t group;    // heads of queries for one of keys
   uint32_t pairs;
   uint32_t traditional;
+  uint32_t gated; // a head's gate lies after its q
+  uint32_t turn;  // of a step: which windows delta rules read, 0 or 1
   float eps;
   float scale; // of scores, times log2(e)
   float cosines[most_pairs];
   float sines[most_pairs];
+};
+
+// What all delta rules of a model have in common.
+struct DeltaStepParams {
+  uint32_t hidden;
+  uint32_t key_heads;
+  uint32_t tiled; // head h has key head h % key_heads
+  uint32_t taps;
+  float eps;
 };

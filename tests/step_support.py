@@ -9,14 +9,16 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_unflatten
-from mlx_lm.models import llama, qwen2, qwen3
+from mlx_lm.models import llama, qwen2, qwen3, qwen3_5
+from mlx_lm.models.cache import KVCache
 
 from blocks import random_blocks
 from mlx_gguf import _ext, step
 from mlx_gguf.fused import fuse
+from mlx_gguf.models.qwen35 import tile_key_heads
 from mlx_gguf.nn import QuantEmbedding, QuantLinear
 
-MODULES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}
+MODULES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "qwen3_5": qwen3_5}
 SIZES = {
     "hidden_size": 256,
     "num_hidden_layers": 3,
@@ -38,6 +40,15 @@ LLAMA3 = {
     "original_max_position_embeddings": 128,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+HYBRID = {
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "rope_parameters": {"type": "default", "rope_theta": 3e3, "partial_rotary_factor": 0.25},
+}
 # fmt: off
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -52,6 +63,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-96": ("qwen3", {"head_dim": 96}),
     "qwen3-80": ("qwen3", {"head_dim": 80, "num_attention_heads": 6}),
     "qwen3-yarn": ("qwen3", {"rope_scaling": YARN}),
+    "qwen3.5": ("qwen3_5", HYBRID),
+    "qwen3.5-tiled": ("qwen3_5", HYBRID),
+    "qwen3.5-wide": ("qwen3_5", {**HYBRID, "head_dim": 256, "linear_num_key_heads": 1,
+                                 "linear_num_value_heads": 2, "linear_key_head_dim": 128,
+                                 "linear_value_head_dim": 128}),
+    "qwen3.5-96": ("qwen3_5", {**HYBRID, "full_attention_interval": 3, "linear_num_key_heads": 8,
+                               "linear_key_head_dim": 96, "linear_value_head_dim": 96,
+                               "linear_conv_kernel_dim": 3}),
 }
 # fmt: on
 TYPES = {"v_proj": "q6_k", "down_proj": "q5_k", "o_proj": "q8_0"}  # the others q4_k
@@ -69,8 +88,14 @@ def build(variant: str, dtype: mx.Dtype = mx.float32, types: dict[str, str] | No
 
     made: list[tuple[str, nn.Module]] = []
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.RMSNorm):
+        if isinstance(layer, (nn.RMSNorm, qwen3_5.RMSNormGated)):
             layer.weight = numbers(0.6, 1.4, *layer.weight.shape)
+        elif isinstance(layer, qwen3_5.GatedDeltaNet):
+            if variant.endswith("tiled"):
+                tile_key_heads(layer)
+            layer.conv1d.weight = numbers(-1, 1, *layer.conv1d.weight.shape)
+            for key in ("A_log", "dt_bias"):
+                layer[key] = numbers(-1, 1, *layer[key].shape).astype(mx.float32)
         elif isinstance(layer, (nn.Linear, nn.Embedding)):
             N, K = layer.weight.shape
             qtype = (TYPES if types is None else types).get(name.rpartition(".")[2], "q4_k")
@@ -130,5 +155,10 @@ def error(got: mx.array, want: mx.array) -> float:
 
 def in_caches(caches: list[Any]) -> mx.array:
     """All that caches hold."""
-    rows = [getattr(c, name)[..., : c.offset, :] for c in caches for name in ("keys", "values")]
-    return mx.stack(rows).astype(mx.float32)
+    held: list[mx.array] = []
+    for c in caches:
+        if isinstance(c, KVCache):
+            held += [c.keys[..., : c.offset, :], c.values[..., : c.offset, :]]
+        else:
+            held += c.cache
+    return mx.concatenate([a.astype(mx.float32).flatten() for a in held])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import (
+    ArraysCache,
     KVCache,
     load_prompt_cache,
     make_prompt_cache,
@@ -41,7 +42,7 @@ def test_logits_and_caches_are_those_of_the_layers(variant, steps):
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "qwen3.5-tiled"])
 def test_steps_in_16_bits_are_as_exact_as_the_layers(variant, dtype, steps):
     right = build(variant)
     ids = ids_of(30)
@@ -108,8 +109,9 @@ def test_caches_grow(first, count, steps):
     assert error(*map(in_caches, caches)) < 1e-5
 
 
-def test_prompts_and_steps_take_turns(steps):
-    model, plain = stepping("qwen3"), build("qwen3")
+@pytest.mark.parametrize("variant", ["qwen3", "qwen3.5-tiled"])
+def test_prompts_and_steps_take_turns(variant, steps):
+    model, plain = stepping(variant), build(variant)
     ids = ids_of(20)
     got = feed(model, make_prompt_cache(model), ids, [3, 1, 1, 4, 1, 2, 1, 1, 6])
     assert error(got, feed(plain, make_prompt_cache(plain), ids, [20])) < 1e-5
@@ -133,11 +135,13 @@ def test_rewound_caches():
         ids = history + others
 
 
-def test_a_copied_cache_is_another():
-    model, plain = stepping("llama"), build("llama")
+@pytest.mark.parametrize("variant", ["llama", "qwen3.5"])
+@pytest.mark.parametrize("count", [3, 4])
+def test_a_copied_cache_is_another(variant, count):
+    model, plain = stepping(variant), build(variant)
     ids, others = ids_of(12), [5, 6, 7, 8]
     cache = make_prompt_cache(model)
-    feed(model, cache, ids[:8], [4] + [1] * 4)
+    feed(model, cache, ids[:8], [8 - count] + [1] * count)
     branch = copy.deepcopy(cache)
     got = feed(model, cache, ids[8:], [1] * 4)
     other = feed(model, branch, others, [1] * 4)
@@ -159,22 +163,36 @@ def test_arrays_that_were_read_stay_what_they_were():
     assert np.array_equal(before[1], np.array(view))
 
 
-def test_saved_caches(tmp_path):
-    model, plain = stepping("qwen2"), build("qwen2")
+def test_states_that_were_read_stay_what_they_were():
+    model = stepping("qwen3.5")
+    cache = make_prompt_cache(model)
+    feed(model, cache, ids_of(8), [4] + [1] * 4)
+    held = [*cache[0].cache, cache[2][0][:, 1:]]
+    mx.eval(held)
+    before = [np.array(a) for a in held]
+    feed(model, cache, [9] * 6, [1] * 6)
+    assert all(np.array_equal(a, np.array(b)) for a, b in zip(before, held, strict=True))
+
+
+@pytest.mark.parametrize("variant", ["qwen2", "qwen3.5"])
+def test_saved_caches(variant, tmp_path):
+    model, plain = stepping(variant), build(variant)
     ids = ids_of(12)
     cache = make_prompt_cache(model)
     feed(model, cache, ids[:8], [4] + [1] * 4)
     save_prompt_cache(str(tmp_path / "c.safetensors"), cache)
     loaded = load_prompt_cache(str(tmp_path / "c.safetensors"))
-    assert [type(c) for c in loaded] == [KVCache] * 3
+    kinds = {"qwen2": [KVCache] * 3, "qwen3.5": [ArraysCache, KVCache] * 2}
+    assert [type(c) for c in loaded] == kinds[variant]
     want = feed(plain, make_prompt_cache(plain), ids, [12])[:, 8:]
     for c in (cache, loaded):
         assert error(feed(model, c, ids[8:], [1] * 4), want) < 1e-5
 
 
-def test_weights_that_are_read_between_steps():
+@pytest.mark.parametrize("variant", ["qwen2", "qwen3.5"])
+def test_weights_that_are_read_between_steps(variant):
     """On CUDA, the memory that the host reads is elsewhere afterwards."""
-    model, plain = stepping("qwen2"), build("qwen2")
+    model, plain = stepping(variant), build(variant)
     ids = ids_of(14)
     cache = make_prompt_cache(model)
     got = [feed(model, cache, ids[:4], [4])]
@@ -228,6 +246,16 @@ def test_what_a_lent_cache_says_of_itself():
     assert type(lent) is not KVCache  # none of these asked for its arrays
     assert nbytes == lent.keys.nbytes + lent.values.nbytes
     assert type(lent) is KVCache
+    model = stepping("qwen3.5")
+    cache = make_prompt_cache(model)
+    feed(model, cache, ids_of(6), [4, 1, 1])
+    lent = cache[0]
+    assert type(lent) is not ArraysCache
+    assert (lent.empty(), lent.lengths) == (False, None)
+    nbytes = lent.nbytes
+    assert type(lent) is not ArraysCache
+    assert nbytes == sum(a.nbytes for a in lent.cache)
+    assert type(lent) is ArraysCache
 
 
 def test_logits_that_nobody_asks_for():
@@ -271,8 +299,9 @@ def test_abandoned_steps_leave_nothing():
     assert mx.get_active_memory() - before < 1 << 16
 
 
-def test_threads(steps):
-    model = stepping("llama")
+@pytest.mark.parametrize("variant", ["llama", "qwen3.5"])
+def test_threads(variant, steps):
+    model = stepping(variant)
     ids = ids_of(16)
     right = np.array(feed(model, make_prompt_cache(model), ids, [4] + [1] * 12))
     wrong = []

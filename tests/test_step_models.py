@@ -81,6 +81,48 @@ def test_changed_models(what, steps):
     assert steps == []
 
 
+RULES = {
+    "gates": lambda r, o: setattr(r.in_proj_b, "weight", o.in_proj_b.weight),
+    "taps": lambda r, o: setattr(r.conv1d, "weight", o.conv1d.weight),
+    "norm": lambda r, o: setattr(r, "norm", o.norm),
+    "decay": lambda r, o: setattr(r, "A_log", o.A_log),
+    "projection": lambda r, o: setattr(r.in_proj_z, "weight", o.in_proj_z.weight),
+}
+
+
+@pytest.mark.parametrize("what", RULES)
+def test_changed_delta_rules(what, steps):
+    models = stepping("qwen3.5"), build("qwen3.5")
+    for model in models:
+        RULES[what](model.layers[0].linear_attn, build("qwen3.5").layers[2].linear_attn)
+    ids = ids_of(8)
+    logits = [feed(m, make_prompt_cache(m), ids, [4] + [1] * 4) for m in models]
+    assert error(*logits) < 1e-5
+    assert steps == []
+
+
+def test_padded_sequences_of_delta_rules(steps):
+    model = stepping("qwen3.5")
+    cache = make_prompt_cache(model)
+    feed(model, cache, ids_of(6), [4, 1, 1])
+    steps.clear()
+    for c in cache[::2]:
+        c.lengths = mx.array([1])
+    model(mx.array([[1]]), cache=cache)
+    assert steps == []
+
+
+@pytest.mark.parametrize("qtype", ["f16", "f32", "bf16", "q8_0"])
+def test_gates_of_other_types(qtype, steps):
+    """Those of files may be plain numbers."""
+    types = {"in_proj_a": qtype, "in_proj_b": qtype}
+    models = [make("qwen3.5-tiled", types=types) for make in (stepping, build)]
+    ids = ids_of(8)
+    logits = [feed(m, make_prompt_cache(m), ids, [4] + [1] * 4) for m in models]
+    assert error(*logits) < 1e-5
+    assert steps == [4, 5, 6, 7]
+
+
 def test_groups_that_are_no_run(steps):
     """q and v are one product, for k is of another type."""
     models = [make("llama", types={"k_proj": "q6_k"}) for make in (stepping, build)]
@@ -155,6 +197,12 @@ def test_models_without_such_an_operation():
     model = build("llama", types={"v_proj": "f16"})
     assert not step.install(model)
     assert not step.install(nn.Linear(2, 2))
+    model = build("qwen3.5")
+    model.layers[2].linear_attn.norm.eps = 0.5
+    assert not step.install(model)
+    model = build("qwen3.5")
+    model.layers[2].linear_attn.in_proj_a.bias = mx.zeros((8,))
+    assert not step.install(model)
     model = stepping("llama")
     assert not step.install(model)  # a second time
 
@@ -170,11 +218,13 @@ STACK = {
     "heads": 4,
     "kv_heads": 2,
     "head_dim": 64,
+    "gated": False,
     "eps": 1e-5,
     "scale": 0.125,
     "traditional": False,
     "gain": 1.0,
     "speeds": [1.0] * 32,
+    "delta": (0, 0, 0, 0, False),
 }
 
 
@@ -202,9 +252,10 @@ def test_layers_of_the_wrong_shapes():
 
     right: dict[str, Any] = {
         "input_norm": norm,
-        "qkv": [part(512, 256)],
+        "in_": [part(512, 256)],
         "q_norm": None,
         "k_norm": mx.ones((64,)),
+        "delta": None,
         "output": part(256, 256),
         "mlp_norm": norm,
         "gate_up": [part(512, 256), part(512, 256, "q6_k")],
@@ -213,11 +264,11 @@ def test_layers_of_the_wrong_shapes():
     stack = _ext.Stack(norm, **STACK)
     stack.add_layer(**right)
     for change, text in (
-        ({"mlp_norm": norm[:8]}, r"Expected mlp_norm of shape \(256,\) and dtype float32. Rec"),
-        ({"q_norm": norm}, r"Expected the norm of a head of shape \(64,\)"),
-        ({"qkv": [part(256, 256)]}, r"Expected q, k and v to have 512 rows. Received 256"),
-        ({"qkv": [part(512, 512)]}, r"Expected q, k and v to be packed rows of 256 weights"),
-        ({"qkv": [part(512, 256, bias=norm)]}, r"Expected a bias of shape \(512,\)"),
+        ({"mlp_norm": norm[:8]}, r"Expected mlp_norm of shape \(256\) and dtype float32. Rec"),
+        ({"q_norm": norm}, r"Expected the norm of a head of shape \(64\)"),
+        ({"in_": [part(256, 256)]}, r"Expected q, k and v to have 512 rows. Received 256"),
+        ({"in_": [part(512, 512)]}, r"Expected q, k and v to be packed rows of 256 weights"),
+        ({"in_": [part(512, 256, bias=norm)]}, r"Expected a bias of shape \(512\)"),
         ({"down": part(256, 256)}, r"Expected down to be packed rows of 512 weights. Received q4"),
         ({"output": (mx.zeros((256, 256)), "f32", None)}, r"Expected output to be packed rows"),
         ({"gate_up": [part(512, 256)]}, r"Expected gate and up to have 1024 rows. Received 512"),
@@ -248,6 +299,8 @@ def test_kernels_compile(architecture):
             f"gated<{dtype}>",
             f"gated_delta<{dtype}, 128>",
             f"gated_delta<{dtype}, 96>",
+            f"delta_step<{dtype}, 128>",
+            f"delta_step<{dtype}, 32>",
             f"attend<{dtype}, 128, 4, 8, 8>",
             f"attend<{dtype}, 80, 1, 8, 8>",
             f"attend<{dtype}, 256, 4, 16, 8>",

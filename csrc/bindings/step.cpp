@@ -34,21 +34,30 @@ std::vector<Projection> projections(const std::vector<Part>& parts) {
   return out;
 }
 
+// Gates, taps, dt_bias, a_log, norm.
+using Delta = std::tuple<array, array, array, array, array>;
+
 void add_layer(
     Stack& stack,
     const array& input_norm,
-    const std::vector<Part>& qkv,
+    const std::vector<Part>& in,
     const std::optional<array>& q_norm,
     const std::optional<array>& k_norm,
+    const std::optional<Delta>& delta,
     const Part& output,
     const array& mlp_norm,
     const std::vector<Part>& gate_up,
     const Part& down) {
+  std::optional<DeltaLayer> own;
+  if (delta) {
+    own = std::make_from_tuple<DeltaLayer>(*delta);
+  }
   stack.add(
       {input_norm,
-       projections(qkv),
+       projections(in),
        q_norm,
        k_norm,
+       own,
        projection(output),
        mlp_norm,
        projections(gate_up),
@@ -65,11 +74,14 @@ void bind_step(nb::module_& m) {
                       int heads,
                       int kv_heads,
                       int head_dim,
+                      bool gated,
                       float eps,
                       float scale,
                       bool traditional,
                       float gain,
-                      std::vector<double> speeds) {
+                      std::vector<double> speeds,
+                      const std::tuple<int, int, int, int, bool>& delta) {
+            auto [rule_heads, key_heads, width, taps, tiled] = delta;
             int hidden = norm.ndim() > 0 ? norm.shape(0) : 0;
             return std::make_shared<Stack>(
                 Sizes{
@@ -78,11 +90,13 @@ void bind_step(nb::module_& m) {
                     heads,
                     kv_heads,
                     head_dim,
+                    gated,
                     eps,
                     scale,
                     traditional,
                     gain,
-                    std::move(speeds)},
+                    std::move(speeds),
+                    {rule_heads, key_heads, width, taps, tiled}},
                 norm);
           }),
           "norm"_a,
@@ -91,19 +105,22 @@ void bind_step(nb::module_& m) {
           "heads"_a,
           "kv_heads"_a,
           "head_dim"_a,
+          "gated"_a,
           "eps"_a,
           "scale"_a,
           "traditional"_a,
           "gain"_a,
-          "speeds"_a)
+          "speeds"_a,
+          "delta"_a)
       .def(
           "add_layer",
           &add_layer,
           nb::kw_only(),
           "input_norm"_a,
-          "qkv"_a,
+          "in_"_a,
           "q_norm"_a.none(),
           "k_norm"_a.none(),
+          "delta"_a.none(),
           "output"_a,
           "mlp_norm"_a,
           "gate_up"_a,
@@ -115,33 +132,27 @@ void bind_step(nb::module_& m) {
           nb::sig("def dtype(self) -> mlx.core.Dtype"),
           "Of activations.");
   nb::class_<History>(
-      m, "History", "Keys and values that steps write to in place.")
+      m, "History", "What layers keep, which steps write to in place.")
       .def_ro("capacity", &History::capacity, "Tokens it has room for.")
-      .def_prop_ro(
-          "nbytes",
-          [](const History& self) {
-            const Sizes& sizes = self.stack->sizes();
-            return int64_t{2} * self.capacity * sizes.keys() *
-                   mx::size_of(self.stack->dtype());
-          },
-          "Of a layer.");
+      .def("nbytes", &History::nbytes, "layer"_a, "Of a layer's cache.");
   m.def(
       "begin_history",
       [](std::shared_ptr<Stack> stack,
-         const std::vector<array>& keys,
-         const std::vector<array>& values,
-         int length) { return begin_history(stack, keys, values, length); },
+         const std::vector<array>& first,
+         const std::vector<array>& second,
+         int length) { return begin_history(stack, first, second, length); },
       "stack"_a,
-      "keys"_a,
-      "values"_a,
+      "first"_a,
+      "second"_a,
       "length"_a,
       nb::sig(
-          "def begin_history(stack: Stack, keys: "
-          "collections.abc.Sequence[mlx.core.array], values: "
+          "def begin_history(stack: Stack, first: "
+          "collections.abc.Sequence[mlx.core.array], second: "
           "collections.abc.Sequence[mlx.core.array], length: int) -> History "
           "| None"),
-      "A copy of the first ``length`` rows of a cache's arrays with room for\n"
-      "more; None if they are not the stack's.");
+      "A copy of a cache's two arrays a layer; of keys and values of the "
+      "first\n"
+      "``length`` rows, with room for more. None if they are not the stack's.");
   m.def(
       "step",
       [](const std::shared_ptr<History>& history,
@@ -172,8 +183,8 @@ void bind_step(nb::module_& m) {
       nb::sig(
           "def read_history(history: History, layer: int, last: "
           "mlx.core.array | None) -> tuple[mlx.core.array, mlx.core.array]"),
-      "A layer's keys and values after the step that gave ``last``; no other\n"
-      "may follow.");
+      "What a layer keeps after the step that gave ``last``; no other may\n"
+      "follow.");
 }
 
 } // namespace mlx_gguf

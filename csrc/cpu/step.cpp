@@ -1,8 +1,10 @@
 // A step in the CPU's operations, node by node: what the GPU's kernels are
 // tested against, and how steps are tested where there is none.
 #include <algorithm>
+#include <cmath>
 
 #include "cpu/fast.h"
+#include "delta.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "ops.h"
@@ -114,9 +116,16 @@ struct Token {
 
   array attended(
       const array& n, const Layer& layer, array& keys, array& values) const {
-    array qkv = product(n, layer.qkv);
-    int after_q = sizes.queries(), after_k = after_q + sizes.keys();
-    array q = heads(qkv, 0, sizes.heads, layer.q_norm);
+    array qkv = product(n, layer.in), queries = qkv;
+    int after_q = sizes.queries_and_gates(), after_k = after_q + sizes.keys();
+    std::optional<array> gates;
+    if (sizes.gated) {
+      array both = mx::reshape(
+          part(qkv, 0, after_q), {1, 1, sizes.heads, 2, sizes.head_dim}, s);
+      queries = mx::reshape(mx::take(both, 0, 3, s), {1, 1, -1}, s);
+      gates = mx::reshape(mx::take(both, 1, 3, s), {1, 1, -1}, s);
+    }
+    array q = heads(queries, 0, sizes.heads, layer.q_norm);
     write(heads(qkv, after_q, sizes.kv_heads, layer.k_norm), keys);
     write(
         mx::reshape(
@@ -131,7 +140,81 @@ struct Token {
     array y =
         attention(q, filled(keys), filled(values), sizes.scale, false, {}, s)
             .value();
-    return mx::reshape(y, {1, 1, sizes.queries()}, s);
+    y = mx::reshape(y, {1, 1, sizes.queries()}, s);
+    return gates ? mx::multiply(y, mx::sigmoid(*gates, s), s) : y;
+  }
+
+  // All bytes of an array, from a byte of another on.
+  void overwrite(array& to, int64_t from, const array& with) const {
+    const array source = run(mx::contiguous(with, false, s), s);
+    mx::cpu::get_command_encoder(s).dispatch(
+        [from = source.data<char>(),
+         to = to.data<char>() + from,
+         bytes = source.nbytes()] { std::copy_n(from, bytes, to); });
+  }
+
+  // A gated delta rule's part of a layer; step `number` of the history.
+  array mixed(
+      const array& n,
+      const Layer& layer,
+      array& window,
+      array& state,
+      int number) const {
+    const DeltaSizes& d = sizes.delta;
+    const DeltaLayer& own = *layer.delta;
+    mx::Dtype dtype = n.dtype();
+    auto f32 = [&](const array& a) { return mx::astype(a, mx::float32, s); };
+    int D = d.head_dim, all_keys = d.key_heads * D;
+    array in = product(n, layer.in);
+    array before = mx::slice(
+        window,
+        {number % 2, 0, 0},
+        {number % 2 + 1, d.taps - 1, d.channels()},
+        s);
+    array last = mx::concatenate({before, part(in, 0, d.channels())}, 1, s);
+    array taps = mx::transpose(f32(own.taps), s);
+    array x = mx::sum(mx::multiply(f32(last), taps, s), 1, true, s);
+    x = mx::multiply(x, mx::sigmoid(x, s), s);
+    auto heads = [&](int from, int count) {
+      return mx::reshape(part(x, from, from + count * D), {1, 1, count, D}, s);
+    };
+    auto keys = [&](int from) {
+      array a = heads(from, d.key_heads);
+      if (d.tiled) {
+        a = mx::concatenate(Arrays(d.heads / d.key_heads, a), 2, s);
+      }
+      array squares = mx::sum(mx::square(a, s), 3, true, s);
+      return mx::multiply(
+          a, mx::rsqrt(mx::add(squares, array(1e-6f), s), s), s);
+    };
+    array scale(1.0f / std::sqrt(static_cast<float>(D)));
+    array q = mx::multiply(keys(0), scale, s), k = keys(all_keys);
+    array v = heads(2 * all_keys, d.heads);
+    array gates =
+        mx::matmul(f32(n), mx::transpose(own.gates, s), s); // [1, 1, 2 heads]
+    array a = mx::add(part(gates, 0, d.heads), own.dt_bias, s);
+    array g = mx::multiply(
+        mx::exp(own.a_log, s), mx::logaddexp(a, array(0.0f), s), s);
+    auto [y, after] = mlx_gguf::gated_delta(
+                          q,
+                          k,
+                          v,
+                          mx::exp(mx::negative(g, s), s),
+                          mx::sigmoid(part(gates, d.heads, 2 * d.heads), s),
+                          state,
+                          {},
+                          s)
+                          .value();
+    y = rms_norm(y, f32(own.norm), sizes.eps, s).value();
+    array z = f32(part(in, d.channels(), d.channels() + d.values()));
+    z = gate(z, false, s).value();
+    y = mx::multiply(mx::reshape(y, {1, 1, d.values()}, s), z, s);
+    y = run(mx::astype(y, dtype, s), s);
+    int64_t slot = (number + 1) % 2;
+    array next = mx::slice(last, {0, 1, 0}, {1, d.taps, d.channels()}, s);
+    overwrite(window, slot * static_cast<int64_t>(next.nbytes()), next);
+    overwrite(state, 0, after);
+    return y;
   }
 
   array gated(const array& n, const Layer& layer) const {
@@ -150,6 +233,7 @@ void step(
     array& out,
     const std::shared_ptr<History>& history,
     int position,
+    int number,
     mx::Stream s) {
   const Stack& stack = *history->stack;
   std::vector<float> turns = turns_at(stack.sizes(), position);
@@ -163,12 +247,11 @@ void step(
   array h = x;
   for (size_t i = 0; i < stack.layers().size(); ++i) {
     const Layer& layer = stack.layers()[i];
-    array attended = token.attended(
-        token.norm(h, layer.input_norm),
-        layer,
-        history->keys[i],
-        history->values[i]);
-    h = token.sum(h, attended, layer.output);
+    array n = token.norm(h, layer.input_norm);
+    array &first = history->first[i], &second = history->second[i];
+    array mixed = layer.delta ? token.mixed(n, layer, first, second, number)
+                              : token.attended(n, layer, first, second);
+    h = token.sum(h, mixed, layer.output);
     h = token.sum(
         h, token.gated(token.norm(h, layer.mlp_norm), layer), layer.down);
   }

@@ -37,6 +37,13 @@ inline AttendPlan attend_plan(const Sizes& s, int rows) {
   }
 }
 
+// Whether the kernel takes such delta rules: a block has a head, and 8 threads
+// each row of its state.
+inline bool takes_delta(const DeltaSizes& d) {
+  return d.heads == 0 ||
+         (d.head_dim <= 128 && d.taps <= static_cast<int>(most_taps));
+}
+
 // Rows of the caches that a block takes, and blocks among which they are split:
 // that costs about as much as going through 256 rows.
 struct AttendSplit {

@@ -67,7 +67,7 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  void run(const array& x, array& out, int position, mx::Stream s);
+  void run(const array& x, array& out, int position, int number, mx::Stream s);
 
  private:
   void record(mx::Stream s);
@@ -83,6 +83,11 @@ class Workspace {
   void norm(const array& x, void* weight, array& out, mx::Stream s);
   void attend(
       const Layer& layer, const array& keys, const array& values, mx::Stream s);
+  void delta(
+      const DeltaLayer& layer,
+      const array& window,
+      const array& states,
+      mx::Stream s);
   void gate(mx::Stream s);
 
   const History& history_; // which has this
@@ -91,10 +96,12 @@ class Workspace {
   AttendPlan plan_;
   int most_blocks_;
   Memory memory_;
-  array h_, normed_, qkv_, attended_, middle_, gate_up_, gated_;
+  array h_, normed_, in_, mixed_, middle_, gate_up_, gated_;
   array partial_, done_, params_;
   AttendParams told_{};
+  DeltaStepParams delta_told_{};
   CUfunction norm_kernel_, attend_kernel_, gate_kernel_;
+  CUfunction delta_kernel_ = nullptr;
   bool recorded_ = false;
   // The last is the one to launch; the others may still run.
   std::vector<CUgraphExec> graphs_;
@@ -110,8 +117,13 @@ Workspace::Workspace(const History& history, mx::Stream s)
       most_blocks_(most_blocks_of(history, plan_)),
       h_(memory_.piece(sizes_.hidden, stack_.dtype())),
       normed_(memory_.piece(sizes_.hidden, stack_.dtype())),
-      qkv_(memory_.piece(sizes_.queries() + 2 * sizes_.keys(), stack_.dtype())),
-      attended_(memory_.piece(sizes_.queries(), stack_.dtype())),
+      in_(memory_.piece(
+          std::max(
+              sizes_.queries_and_gates() + 2 * sizes_.keys(),
+              sizes_.delta.channels() + sizes_.delta.values()),
+          stack_.dtype())),
+      mixed_(memory_.piece(
+          std::max(sizes_.queries(), sizes_.delta.values()), stack_.dtype())),
       middle_(memory_.piece(sizes_.hidden, stack_.dtype())),
       gate_up_(memory_.piece(2 * sizes_.inner, stack_.dtype())),
       gated_(memory_.piece(sizes_.inner, stack_.dtype())),
@@ -134,8 +146,19 @@ Workspace::Workspace(const History& history, mx::Stream s)
   told_.group = static_cast<uint32_t>(sizes_.heads / sizes_.kv_heads);
   told_.pairs = static_cast<uint32_t>(sizes_.speeds.size());
   told_.traditional = sizes_.traditional;
+  told_.gated = sizes_.gated;
   told_.eps = sizes_.eps;
   told_.scale = sizes_.scale * 1.44269504f; // log2(e)
+  if (const DeltaSizes& d = sizes_.delta; d.heads > 0) {
+    delta_kernel_ =
+        function("delta_step<" + T + ", " + std::to_string(d.head_dim) + ">");
+    delta_told_ = {
+        static_cast<uint32_t>(sizes_.hidden),
+        static_cast<uint32_t>(d.key_heads),
+        d.tiled,
+        static_cast<uint32_t>(d.taps),
+        sizes_.eps};
+  }
   auto& encoder = mx::cu::get_command_encoder(s);
   encoder.commit(); // the memory's node writes to it
   check(
@@ -187,9 +210,14 @@ void Workspace::layers(mx::Stream s) {
   for (size_t i = 0; i < stack_.layers().size(); ++i) {
     const Layer& layer = stack_.layers()[i];
     norm(h_, fixed(layer.input_norm), normed_, s);
-    product(layer.qkv, normed_, {}, qkv_, s);
-    attend(layer, history_.keys[i], history_.values[i], s);
-    product({layer.output}, attended_, h_, middle_, s);
+    product(layer.in, normed_, {}, in_, s);
+    const array &first = history_.first[i], &second = history_.second[i];
+    if (layer.delta) {
+      delta(*layer.delta, first, second, s);
+    } else {
+      attend(layer, first, second, s);
+    }
+    product({layer.output}, mixed_, h_, middle_, s);
     norm(middle_, fixed(layer.mlp_norm), normed_, s);
     product(layer.gate_up, normed_, {}, gate_up_, s);
     gate(s);
@@ -197,7 +225,8 @@ void Workspace::layers(mx::Stream s) {
   }
 }
 
-void Workspace::run(const array& x, array& out, int position, mx::Stream s) {
+void Workspace::run(
+    const array& x, array& out, int position, int number, mx::Stream s) {
   std::vector<float> turns = turns_at(sizes_, position);
   std::copy_n(turns.data(), told_.pairs, told_.cosines);
   std::copy_n(turns.data() + told_.pairs, told_.pairs, told_.sines);
@@ -206,6 +235,7 @@ void Workspace::run(const array& x, array& out, int position, mx::Stream s) {
   }
   AttendSplit split = attend_split(position, most_blocks_);
   told_.position = static_cast<uint32_t>(position);
+  told_.turn = static_cast<uint32_t>(number % 2);
   told_.split = static_cast<uint32_t>(split.rows);
   told_.blocks = static_cast<uint32_t>(split.blocks);
   auto& encoder = mx::cu::get_command_encoder(s);
@@ -268,7 +298,7 @@ void Workspace::norm(const array& x, void* weight, array& out, mx::Stream s) {
 
 void Workspace::attend(
     const Layer& layer, const array& keys, const array& values, mx::Stream s) {
-  void *qkv = mx::gpu_ptr<void>(qkv_), *y = mx::gpu_ptr<void>(attended_);
+  void *qkv = mx::gpu_ptr<void>(in_), *y = mx::gpu_ptr<void>(mixed_);
   void* q_norm = layer.q_norm ? fixed(*layer.q_norm) : nullptr;
   void* k_norm = layer.k_norm ? fixed(*layer.k_norm) : nullptr;
   void *k = fixed(keys), *v = fixed(values);
@@ -282,8 +312,43 @@ void Workspace::attend(
        .block = {32 * attend_warps, 1, 1},
        .early = starts_early()},
       {},
-      attended_,
+      mixed_,
       {&qkv, &q_norm, &k_norm, &k, &v, &y, &partial, &done, &params},
+      s);
+}
+
+void Workspace::delta(
+    const DeltaLayer& layer,
+    const array& window,
+    const array& states,
+    mx::Stream s) {
+  void *x = mx::gpu_ptr<void>(normed_), *in = mx::gpu_ptr<void>(in_);
+  void *y = mx::gpu_ptr<void>(mixed_), *params = mx::gpu_ptr<void>(params_);
+  void *gates = fixed(layer.gates), *taps = fixed(layer.taps);
+  void *dt_bias = fixed(layer.dt_bias), *a_log = fixed(layer.a_log);
+  void* weight = fixed(layer.norm);
+  void *inputs = fixed(window), *state = fixed(states);
+  auto heads = static_cast<unsigned>(sizes_.delta.heads);
+  auto threads = static_cast<unsigned>(8 * sizes_.delta.head_dim);
+  enqueue(
+      delta_kernel_,
+      {.grid = {heads, 1, 1},
+       .block = {threads, 1, 1},
+       .early = starts_early()},
+      {},
+      mixed_,
+      {&x,
+       &in,
+       &gates,
+       &taps,
+       &dt_bias,
+       &a_log,
+       &weight,
+       &inputs,
+       &state,
+       &y,
+       &params,
+       &delta_told_},
       s);
 }
 
@@ -307,6 +372,7 @@ void step(
     array& out,
     const std::shared_ptr<History>& history,
     int position,
+    int number,
     mx::Stream s) {
   out.set_data(mx::allocator::malloc(out.nbytes()));
   auto* workspace = static_cast<Workspace*>(history->workspace.get());
@@ -315,7 +381,7 @@ void step(
     workspace = made.get();
     history->workspace = std::move(made);
   }
-  workspace->run(in_rows(x, s), out, position, s);
+  workspace->run(in_rows(x, s), out, position, number, s);
   mx::cu::get_command_encoder(s).add_completed_handler([history] {});
 }
 

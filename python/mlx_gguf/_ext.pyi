@@ -398,9 +398,9 @@ def metal_kernel_name(plan: Plan, qtype: str, dtype: str) -> str:
 class Stack:
     """A model's layers and its last norm."""
 
-    def __init__(self, norm: mlx.core.array, *, inner: int, heads: int, kv_heads: int, head_dim: int, eps: float, scale: float, traditional: bool, gain: float, speeds: Sequence[float]) -> None: ...
+    def __init__(self, norm: mlx.core.array, *, inner: int, heads: int, kv_heads: int, head_dim: int, gated: bool, eps: float, scale: float, traditional: bool, gain: float, speeds: Sequence[float], delta: tuple[int, int, int, int, bool]) -> None: ...
 
-    def add_layer(self, *, input_norm: mlx.core.array, qkv: Sequence[tuple[mlx.core.array, str, mlx.core.array | None]], q_norm: mlx.core.array | None, k_norm: mlx.core.array | None, output: tuple[mlx.core.array, str, mlx.core.array | None], mlp_norm: mlx.core.array, gate_up: Sequence[tuple[mlx.core.array, str, mlx.core.array | None]], down: tuple[mlx.core.array, str, mlx.core.array | None]) -> None:
+    def add_layer(self, *, input_norm: mlx.core.array, in_: Sequence[tuple[mlx.core.array, str, mlx.core.array | None]], q_norm: mlx.core.array | None, k_norm: mlx.core.array | None, delta: tuple[mlx.core.array, mlx.core.array, mlx.core.array, mlx.core.array, mlx.core.array] | None, output: tuple[mlx.core.array, str, mlx.core.array | None], mlp_norm: mlx.core.array, gate_up: Sequence[tuple[mlx.core.array, str, mlx.core.array | None]], down: tuple[mlx.core.array, str, mlx.core.array | None]) -> None:
         """Layers in their order; ValueError where shapes do not fit."""
 
     @property
@@ -408,20 +408,19 @@ class Stack:
         """Of activations."""
 
 class History:
-    """Keys and values that steps write to in place."""
+    """What layers keep, which steps write to in place."""
 
     @property
     def capacity(self) -> int:
         """Tokens it has room for."""
 
-    @property
-    def nbytes(self) -> int:
-        """Of a layer."""
+    def nbytes(self, layer: int) -> int:
+        """Of a layer's cache."""
 
-def begin_history(stack: Stack, keys: Sequence[mlx.core.array], values: Sequence[mlx.core.array], length: int) -> History | None:
+def begin_history(stack: Stack, first: Sequence[mlx.core.array], second: Sequence[mlx.core.array], length: int) -> History | None:
     """
-    A copy of the first ``length`` rows of a cache's arrays with room for
-    more; None if they are not the stack's.
+    A copy of a cache's two arrays a layer; of keys and values of the first
+    ``length`` rows, with room for more. None if they are not the stack's.
     """
 
 def step(history: History, x: mlx.core.array, position: int, last: mlx.core.array | None, /) -> mlx.core.array | None:
@@ -432,8 +431,8 @@ def step(history: History, x: mlx.core.array, position: int, last: mlx.core.arra
 
 def read_history(history: History, layer: int, last: mlx.core.array | None) -> tuple[mlx.core.array, mlx.core.array]:
     """
-    A layer's keys and values after the step that gave ``last``; no other
-    may follow.
+    What a layer keeps after the step that gave ``last``; no other may
+    follow.
     """
 
 def splits(tokens: list[str], order: list[int]) -> list[tuple[str, str]]:

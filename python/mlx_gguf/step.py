@@ -1,18 +1,18 @@
 """A token's way through all layers of a model as one operation of the graph.
 
 A token of a model with 32 layers is some 450 operations. On a fast GPU the host takes longer to
-build, order and launch them than the GPU to run them. :func:`install` gives mlx-lm's llama, qwen2
-and qwen3 models, mistral among them, a way around most of that: for one token of one sequence all
-layers and the last norm are one operation, which launches eight kernels a layer.
+build, order and launch them than the GPU to run them. :func:`install` gives mlx-lm's llama, qwen2,
+qwen3 and dense qwen3_5 models, mistral among them, a way around most of that: for one token of one
+sequence all layers and the last norm are one operation, which launches eight kernels a layer.
 
-The layers are called as before for everything else: prompts, batches, other caches than
-``KVCache``, layers that were replaced (LoRA, sharding) or got other weights since, function
+The layers are called as before for everything else: prompts, batches, other caches than those that
+the model makes, layers that were replaced (LoRA, sharding) or got other weights since, function
 transformations, and the token that fills an empty cache. Results differ by rounding: between two
 products they are rounded less often.
 
-The steps write keys and values in place, into memory of their own, so they borrow the arrays of
-the caches. Whoever asks a cache for its ``keys`` or ``values`` (another prompt, saving, copying,
-quantising) takes them back, and the next step borrows a copy.
+The steps write keys and values, or what a gated delta rule keeps, in place, into memory of their
+own, so they borrow the arrays of the caches. Whoever asks a cache for them (another prompt, saving,
+copying, quantising) takes them back, and the next step borrows a copy.
 
 :func:`mlx_gguf.load` calls it if the default device is a GPU with CUDA; ``MLX_GGUF_CUDA_STEP=0``
 in the environment leaves it out.
@@ -22,22 +22,28 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import rope_utils
-from mlx_lm.models.cache import KVCache
 
 from . import _ext
 from .models.llama import DividedRope
+from .models.qwen35 import TilingConv1d
 from .nn import QuantLinear
+from .step_caches import are, lend
 
 __all__ = ["install"]
 
-# mlx-lm's classes of the same three names in each of these modules.
-_MODULES = ("llama", "qwen2", "qwen3")
+# mlx-lm's classes in each of these modules: of a layer, attention, an MLP.
+_MODULES = {
+    "llama": ("TransformerBlock", "Attention", "MLP"),
+    "qwen2": ("TransformerBlock", "Attention", "MLP"),
+    "qwen3": ("TransformerBlock", "Attention", "MLP"),
+    "qwen3_5": ("DecoderLayer", "Attention", "MLP"),
+}
 _PLAIN_ROPES = (rope_utils.Llama3RoPE, rope_utils.ProportionalRoPE, DividedRope)
 _Watched = list[tuple[Any, Any, Any]]
 
@@ -90,15 +96,20 @@ def _module_of(body: Any) -> Any:
 
 def _stack_of(body: Any) -> tuple[_ext.Stack, _Watched]:
     """The layers as the operation has them, and what may not change for it to stay right."""
-    classes = _module_of(body)
+    module = _module_of(body)
+    name = module.__name__.rpartition(".")[2]
+    block, attention, mlp = (getattr(module, kind) for kind in _MODULES[name])
     layers = body["layers"]
     _need(bool(layers) and type(body["norm"]) is nn.RMSNorm)
     for layer in layers:
-        _need(type(layer) is classes.TransformerBlock)
-        _need(type(layer.self_attn) is classes.Attention and type(layer.mlp) is classes.MLP)
-    first = layers[0].self_attn
-    heads, kv_heads = first.n_heads, first.n_kv_heads
-    head_dim = _rows(first["q_proj"]) // heads
+        _need(type(layer) is block and type(layer.mlp) is mlp)
+        _need(_is_linear(layer) or type(layer.self_attn) is attention)
+    attends = [layer.self_attn for layer in layers if not _is_linear(layer)]
+    _need(bool(attends))
+    gated = name == "qwen3_5"
+    heads, kv_heads = _heads(attends[0])
+    rules = [_delta_sizes(layer.linear_attn) for layer in layers if _is_linear(layer)]
+    _need(all(rule == rules[0] for rule in rules))
     watched: _Watched = [(body, "norm", body["norm"])]
     watched.append((body["norm"], "weight", body["norm"]["weight"]))
     stack = _ext.Stack(
@@ -106,26 +117,56 @@ def _stack_of(body: Any) -> tuple[_ext.Stack, _Watched]:
         inner=_rows(layers[0].mlp["gate_proj"]),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=_rows(attends[0]["q_proj"]) // (heads * (1 + gated)),
+        gated=gated,
         eps=body["norm"].eps,
-        scale=first.scale,
-        **_rope(first.rope),
+        scale=attends[0].scale,
+        delta=rules[0] if rules else (0, 0, 0, 0, False),
+        **_rope(attends[0].rope),
     )
     for layer in layers:
-        attention = layer.self_attn
-        _need((attention.n_heads, attention.n_kv_heads) == (heads, kv_heads))
-        _need(attention.scale == first.scale and _rope(attention.rope) == _rope(first.rope))
+        if not _is_linear(layer):
+            own = layer.self_attn
+            _need(_heads(own) == (heads, kv_heads) and own.scale == attends[0].scale)
+            _need(_rope(own.rope) == _rope(attends[0].rope))
         _need(not getattr(layer, "use_sliding", False))
         _add_layer(stack, layer, body["norm"].eps, watched)
     return stack, watched
 
 
+def _is_linear(layer: Any) -> bool:
+    """Whether it is a gated delta rule."""
+    return bool(getattr(layer, "is_linear", False))
+
+
+def _heads(attention: Any) -> tuple[int, int]:
+    """Of queries and of keys, by the names that mlx-lm's classes give them."""
+    if hasattr(attention, "n_heads"):
+        return attention.n_heads, attention.n_kv_heads
+    return attention.num_attention_heads, attention.num_key_value_heads
+
+
+def _delta_sizes(rule: Any) -> tuple[int, int, int, int, bool]:
+    """Heads, those of keys, numbers of each, taps, and whether value heads repeat them in turn."""
+    from mlx_lm.models.qwen3_5 import GatedDeltaNet
+
+    _need(type(rule) is GatedDeltaNet and rule.sharding_group is None)
+    _need(type(rule.conv1d) in (nn.Conv1d, TilingConv1d) and "bias" not in rule.conv1d)
+    _need(rule.head_k_dim == rule.head_v_dim)
+    tiled = type(rule.conv1d) is TilingConv1d
+    key_heads = rule.conv1d.key_heads if tiled else rule.num_k_heads
+    return rule.num_v_heads, key_heads, rule.head_k_dim, rule.conv_kernel_size, tiled
+
+
 def _add_layer(stack: _ext.Stack, layer: Any, eps: float, watched: _Watched) -> None:
-    def child(owner: Any, name: str, kind: type) -> Any:
+    def watch(owner: Any, *names: str) -> None:
+        watched.extend((owner, name, owner.get(name)) for name in names)
+
+    def child(owner: Any, name: str, *kinds: type) -> Any:
         module = owner[name]
-        _need(type(module) is kind)
-        watched.append((owner, name, module))
-        watched.extend((module, key, module.get(key)) for key in ("weight", "bias"))
+        _need(type(module) in kinds)
+        watch(owner, name)
+        watch(module, "weight", "bias")
         return module
 
     def norm(owner: Any, name: str) -> Any:
@@ -138,22 +179,50 @@ def _add_layer(stack: _ext.Stack, layer: Any, eps: float, watched: _Watched) -> 
     def linears(owner: Any, *names: str) -> list[Any]:
         return [child(owner, name, QuantLinear) for name in names]
 
-    attention, mlp = layer.self_attn, layer.mlp
-    watched.extend([(layer, "self_attn", attention), (layer, "mlp", mlp)])
-    qkv = linears(attention, "q_proj", "k_proj", "v_proj")
-    plain = linears(attention, "o_proj") + linears(mlp, "gate_proj", "up_proj", "down_proj")
-    _need(all("bias" not in linear for linear in plain))
-    output, gate, up, down = plain
+    def plain(owner: Any, *names: str) -> list[Any]:
+        found = linears(owner, *names)
+        _need(all("bias" not in linear for linear in found))
+        return found
+
+    def delta(rule: Any) -> tuple[mx.array, ...]:
+        from mlx_lm.models.qwen3_5 import RMSNormGated
+
+        taps = child(rule, "conv1d", nn.Conv1d, TilingConv1d)["weight"]
+        gates = [child(rule, name, QuantLinear, nn.Linear) for name in ("in_proj_a", "in_proj_b")]
+        _need(all("bias" not in gate for gate in gates))
+        head = child(rule, "norm", RMSNormGated)
+        _need(head.eps == eps)
+        watch(rule, "dt_bias", "A_log")
+        f32 = [rule[name].astype(mx.float32) for name in ("dt_bias", "A_log")]
+        both = mx.concatenate([_dense(gate) for gate in gates])
+        made = (both, mx.contiguous(taps.squeeze(-1)), *f32, head["weight"])
+        mx.eval(made)
+        return made
+
+    mlp = layer.mlp
+    watch(layer, "mlp")
+    mixer: dict[str, Any] = {"q_norm": None, "k_norm": None, "delta": None}
+    if _is_linear(layer):
+        rule = layer.linear_attn
+        watch(layer, "linear_attn")
+        mixer["in_"] = _products(plain(rule, "in_proj_qkv", "in_proj_z"))
+        mixer["delta"] = delta(rule)
+        output = plain(rule, "out_proj")
+    else:
+        attention = layer.self_attn
+        watch(layer, "self_attn")
+        mixer["in_"] = _products(linears(attention, "q_proj", "k_proj", "v_proj"))
+        mixer |= {name: norm(attention, name) for name in ("q_norm", "k_norm")}
+        output = plain(attention, "o_proj")
+    gate, up, down = plain(mlp, "gate_proj", "up_proj", "down_proj")
     _need([_rows(gate), _rows(up)] == [_rows(gate)] * 2)
     stack.add_layer(
         input_norm=norm(layer, "input_layernorm"),
-        qkv=_products(qkv),
-        q_norm=norm(attention, "q_norm"),
-        k_norm=norm(attention, "k_norm"),
-        output=_products([output])[0],
+        output=_products(output)[0],
         mlp_norm=norm(layer, "post_attention_layernorm"),
         gate_up=_products([gate, up]),
         down=_products([down])[0],
+        **mixer,
     )
 
 
@@ -162,23 +231,32 @@ def _rows(linear: Any) -> int:
     return int(linear["weight"].shape[0])
 
 
+def _dense(linear: Any) -> mx.array:
+    """Weights as float32 numbers."""
+    if type(linear) is QuantLinear:
+        return _ext.dequantize(linear["weight"], linear.qtype, mx.float32)
+    return linear["weight"].astype(mx.float32)
+
+
 def _products(linears: list[QuantLinear]) -> list[tuple[mx.array, str, mx.array | None]]:
-    """Weights, types and biases, those of a group as one where its layers follow each other."""
+    """Weights, types and biases, one for layers that follow each other in a group."""
     out = []
     while linears:
-        group = linears[0]._part.group if linears[0]._part is not None else None
-        if group is not None and _are(group.layers, linears[: len(group.layers)]):
-            out.append((group.weight, group.qtype, group.bias))
-            linears = linears[len(group.layers) :]
-        else:
-            first, *linears = linears
-            out.append((first["weight"], first.qtype, first.get("bias", None)))
+        first, count = linears[0], 1
+        weight, bias = first["weight"], first.get("bias", None)
+        if first._part is not None:
+            group = first._part.group
+            at = next(i for i, layer in enumerate(group.layers) if layer is first)
+            pairs = zip(group.layers[at:], linears, strict=False)
+            count = len(list(takewhile(lambda pair: pair[0] is pair[1], pairs)))
+        if count > 1:
+            begin, end = ([0, *group.ends, None][i] for i in (at, at + count))
+            weight = group.weight[begin:end]
+            bias = None if group.bias is None else group.bias[begin:end]
+            mx.eval(weight, bias)
+        out.append((weight, first.qtype, bias))
+        linears = linears[count:]
     return out
-
-
-def _are(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether they are the very same objects; modules would compare their arrays."""
-    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
 def _rope(rope: Any) -> dict[str, Any]:
@@ -221,120 +299,14 @@ def _stepping(base: Any) -> Any:
 def _step(
     body: Any, inputs: mx.array, caches: list[Any], embeddings: mx.array | None
 ) -> mx.array | None:
-    if not _are(body["layers"], body._stacked) or len(caches) != len(body._stacked):
+    if not are(body["layers"], body._stacked) or len(caches) != len(body._stacked):
         return None
     if any(owner.get(key) is not value for owner, key, value in body._watched):
         return None
     if getattr(body, "pipeline_size", 1) > 1:
         return None
-    if not all(isinstance(cache, KVCache) for cache in caches):
-        return None
     x = body.embed_tokens(inputs) if embeddings is None else embeddings
     if x.dtype != body["norm"]["weight"].dtype:
         return None
-    position = caches[0].offset
-    loan = _loan_of(body._stack, caches, position)
-    if loan is None:
-        return None
-    y = _ext.step(loan.history, x, position, loan.last)
-    if y is None:
-        return None
-    loan.last = y
-    for cache in caches:
-        cache.offset = position + 1
-    return y
-
-
-# Caches
-
-
-class _Loan:
-    """Keys and values of a list of caches, while steps write to them.
-
-    Attributes
-    ----------
-    stack, history
-    last : array or None
-        What the last step gave, on which every reader has to wait.
-    """
-
-    __slots__ = ("history", "last", "stack")
-
-    def __init__(self, stack: _ext.Stack, history: _ext.History):
-        self.stack = stack
-        self.history = history
-        self.last: mx.array | None = None
-
-
-class _LentCache(KVCache):
-    """A ``KVCache`` whose arrays are lent: again a plain one once somebody asks for them."""
-
-    _place: tuple[_Loan, int]
-
-    @property
-    def keys(self) -> Any:
-        return _take_back(self).keys
-
-    @keys.setter
-    def keys(self, value: Any) -> None:
-        _take_back(self).keys = value
-
-    @property
-    def values(self) -> Any:
-        return _take_back(self).values
-
-    @values.setter
-    def values(self, value: Any) -> None:
-        _take_back(self).values = value
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _take_back(self).__reduce_ex__(protocol)
-
-    def empty(self) -> bool:
-        return False
-
-    @property
-    def nbytes(self) -> int:
-        return self._place[0].history.nbytes
-
-
-def _take_back(cache: Any) -> Any:
-    loan, layer = cache._place
-    keys, values = _ext.read_history(loan.history, layer, loan.last)
-    del cache._place
-    cache.__class__ = KVCache
-    cache.keys, cache.values = keys, values
-    return cache
-
-
-def _loan_of(stack: _ext.Stack, caches: list[Any], position: int) -> _Loan | None:
-    """The loan that all caches are in, or a new one with a copy of their arrays."""
-    first = caches[0]
-    loan = first._place[0] if type(first) is _LentCache else None
-    if loan is not None and loan.stack is stack and position < loan.history.capacity:
-        for layer, cache in enumerate(caches):
-            if type(cache) is not _LentCache or cache._place != (loan, layer):
-                break
-            if cache.offset != position:
-                return None
-        else:
-            return loan
-    return _borrow(stack, caches, position)
-
-
-def _borrow(stack: _ext.Stack, caches: list[Any], position: int) -> _Loan | None:
-    for cache in caches:
-        if type(cache) not in (KVCache, _LentCache) or cache.offset != position:
-            return None
-        if cache.empty():
-            return None
-    keys, values = [c.keys for c in caches], [c.values for c in caches]
-    history = _ext.begin_history(stack, keys, values, position)
-    if history is None:
-        return None
-    loan = _Loan(stack, history)
-    for layer, cache in enumerate(caches):
-        del cache.keys, cache.values
-        cache.__class__ = _LentCache
-        cache._place = (loan, layer)
-    return loan
+    loan = lend(body._stack, caches)
+    return None if loan is None else loan.step(caches, x)
