@@ -172,7 +172,10 @@ class Device:
         C.memmove(C.byref(out), aligned, 128)
         return out
 
-    def launch(self, function, grid, block, shared_bytes: int, cluster: int, arguments) -> None:
+    def launch(
+        self, function, grid, block, shared_bytes: int, cluster: int, arguments, early: bool = False
+    ) -> None:
+        """early: beside the kernel before it, for which it waits by itself."""
         values = [C.c_uint64(a) if isinstance(a, int) else a for a in arguments]
         pointers = (C.c_void_p * len(values))(*(C.addressof(v) for v in values))
 
@@ -189,12 +192,20 @@ class Device:
                 ("count", C.c_uint),
             ]
 
-        attribute = Attribute(4)  # cluster dimension
-        attribute.value[:3] = cluster, 1, 1
+        attributes = (Attribute * 2)()
+        count = 0
+        if cluster > 1:
+            attributes[count].id = 4  # cluster dimension
+            attributes[count].value[:3] = cluster, 1, 1
+            count += 1
+        if early:
+            attributes[count].id = 6  # programmatic stream serialization
+            attributes[count].value[0] = 1
+            count += 1
         config = Config(
             (C.c_uint * 3)(*grid), (C.c_uint * 3)(*block), shared_bytes, self.stream.value
         )
-        config.attributes, config.count = C.addressof(attribute), int(cluster > 1)
+        config.attributes, config.count = C.addressof(attributes), count
         self.call("cuLaunchKernelEx", C.byref(config), function, pointers, None)
 
     def seconds(self, launch: Callable[[int], None], count: int, replays: int = 15) -> float:

@@ -4,8 +4,10 @@
 
 Kernels run by themselves as CUDA graph replays over weights that rotate through 1 GiB, so that
 they are cold; the read floor is the best of several launches of a kernel that reads the same
-bytes and does nothing else, in the same run. The launch that is timed is checked. MLX's own
-4-bit product and ours are then timed through MLX, as mx.eval of many independent products.
+bytes and does nothing else, in the same run. The launch that is timed is checked. A row of x is
+also timed as steps launch kernels: each starts beside the one before it and waits by itself. MLX's
+own 4-bit product and ours are then timed through MLX, as mx.eval of many products: of one input,
+and of the product before.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ TYPES = ["q4_k", "q5_k", "q6_k", "q8_0", "iq4_xs"]
 ROWS = (1, 2, 4, 8)  # of x
 POOL = 1 << 30
 PRODUCTS = 256  # of an evaluation
+IN_TURN = [(4096, 4096), (12288, 4096), (17408, 5120)]
 FLOORS = [(132 * 2, 1024), (132 * 4, 512), (132 * 6, 512), (132 * 8, 256), (132 * 16, 256)]
 
 
@@ -67,11 +70,18 @@ def floor_seconds(device: Device, floor, pool: int, nbytes: int) -> float:
 
 
 def gemv(
-    device: Device, kernels: dict, qtype: str, M: int, N: int, K: int, unrounded: bool = False
+    device: Device,
+    kernels: dict,
+    qtype: str,
+    M: int,
+    N: int,
+    K: int,
+    unrounded: bool = False,
+    early: bool = False,
 ):
     """A function of the addresses of w, x and y that launches the product, and its plan.
 
-    unrounded: y is f32, as it is before the one rounding at the end.
+    unrounded: y is f32, as it is before the one rounding at the end. early: as steps launch it.
     """
     info = _ext.cuda_launch(qtype, "float16", M, N, K)
     key = info["function"], unrounded
@@ -86,7 +96,7 @@ def gemv(
     params = Params(M=M, N=N, K=K, alpha=1, beta=1, columns=M, inverse=-(-(1 << 31) // M))
     for name in ("held", "rows", "split", "ranks", "stages"):
         setattr(params, name, info[name])
-    params.x_step, params.y_step = M * K, M * N
+    params.x_step, params.y_step, params.early = M * K, M * N, early
     row_bytes = K // gg.find_format(qtype).block_size * gg.find_format(qtype).block_bytes
     maps: dict = {}
 
@@ -100,6 +110,7 @@ def gemv(
             info["shared_bytes"],
             info["cluster"],
             [maps[w], x, 0, y, params, 0, 0],
+            early,
         )
 
     return launch, info["plan"]
@@ -134,14 +145,19 @@ def measure(device, kernels, floor, pool, qtype, N, K, rng) -> dict:
     x64 = rng.standard_normal((8, K)).astype(np.float16)
     x, y = pool + POOL + 4096, pool + POOL + (1 << 20)
     results: dict = {}
-    for M in ROWS:
-        launch, plan = gemv(device, kernels, qtype, M, N, K)
+    for M, early in [*((M, False) for M in ROWS), (1, True)]:
+        launch, plan = gemv(device, kernels, qtype, M, N, K, early=early)
         device.upload(x, x64[:M])
 
         def go(i: int, launch=launch) -> None:
             launch(pool + i % count * step, x, y)
 
         seconds = device.seconds(go, max(32, count))
+        if early:
+            got = device.download(y, (M, N), np.float16).astype(np.float64)
+            row["us_m1_early"] = 1e6 * seconds
+            row["rows_equal"] = bool((got == results[1]).all())
+            continue
         # Rows of the last launch are 512 at a time those of `packed`, from where it starts.
         at = (max(32, count) - 1) % count * step
         got = device.download(y, (M, N), np.float16).astype(np.float64)
@@ -158,7 +174,7 @@ def measure(device, kernels, floor, pool, qtype, N, K, rng) -> dict:
     row["floor_us"] = 1e6 * min(before, floor_seconds(device, floor, pool, nbytes))
     for M in ROWS:
         row[f"ratio_m{M}"] = row[f"us_m{M}"] / row["floor_us"]
-    row["rows_equal"] = all(bool((results[M] == results[8][:M]).all()) for M in ROWS)
+    row["rows_equal"] &= all(bool((results[M] == results[8][:M]).all()) for M in ROWS)
     row["error_before_rounding"] = error_before_rounding(device, kernels, pool, qtype, K, rng)
     row["m8_over_m1"] = row["us_m8"] / row["us_m1"]
     return row
@@ -195,6 +211,38 @@ def through_mlx(N: int, K: int, rng) -> dict:
         lambda i: mx.quantized_matmul(x, *theirs[i], transpose=True, group_size=32, bits=4)
     )
     return {"N": N, "K": K, "ours_us": our, "mlx4_us": their, "faster": their / our}
+
+
+def in_turn(N: int, K: int, rng) -> dict:
+    """The same with products of the one before: of [N, K] and, unless it is square, [K, N]."""
+    shapes = [(N, K)] if N == K else [(N, K), (K, N)]
+    count = max(2, min(32, (1 << 30) // (N * K * 9 // 16) // len(shapes)))
+    ours, theirs = [], []
+    for rows, width in shapes * count:
+        size = (0.7 * width**-0.5, 1.4 * width**-0.5)
+        packed = random_blocks("q4_k", 256, width, rng, size=size)
+        ours.append(mx.array(np.resize(packed, (rows, packed.shape[1]))) + mx.array(0, mx.uint8))
+        dense = (mx.random.normal((rows, width)) * width**-0.5).astype(mx.float16)
+        theirs.append([a + 0 for a in mx.quantize(dense, group_size=32, bits=4)])
+        mx.eval(ours[-1], theirs[-1])
+
+    def timed(product, weights) -> float:
+        times = []
+        for _ in range(12):
+            x = mx.array(rng.standard_normal((1, K)).astype(np.float16))
+            for i in range(PRODUCTS // 2):
+                x = product(x, weights[i % len(weights)])
+            mx.synchronize()
+            start = time.perf_counter()
+            mx.eval(x)
+            times.append((time.perf_counter() - start) / (PRODUCTS // 2))
+        return 1e6 * float(np.median(times[2:]))
+
+    our = timed(lambda x, w: gg.quantized_matmul(x, w, "q4_k"), ours)
+    their = timed(
+        lambda x, w: mx.quantized_matmul(x, *w, transpose=True, group_size=32, bits=4), theirs
+    )
+    return {"shapes": shapes, "ours_us": our, "mlx4_us": their, "faster": their / our}
 
 
 def prefill(N: int, K: int, M: int, rng) -> dict:
@@ -244,16 +292,20 @@ def main() -> None:
         "mlx": mx.__version__,
         "kernels": [],
         "through_mlx": [],
+        "in_turn": [],
     }
-    print(f"{'type':8}{'N':>8}{'K':>7}{'floor us':>10}{'M=1':>8}{'M=8':>8}{'M8/M1':>7}  error")
+    print(
+        f"{'type':8}{'N':>8}{'K':>7}{'floor us':>10}{'M=1':>8}{'early':>8}{'M=8':>8}"
+        f"{'M8/M1':>7}  error"
+    )
     for qtype in args.types.split(","):
         for N, K in SHAPES:
             row = measure(device, kernels, floor, pool, qtype, N, K, rng)
             out["kernels"].append(row)
             print(
                 f"{qtype:8}{N:8}{K:7}{row['floor_us']:10.2f}{row['ratio_m1']:8.2f}"
-                f"{row['ratio_m8']:8.2f}{row['m8_over_m1']:7.2f}  "
-                f"{row['error_before_rounding']:.1e}"
+                f"{row['us_m1_early'] / row['floor_us']:8.2f}{row['ratio_m8']:8.2f}"
+                f"{row['m8_over_m1']:7.2f}  {row['error_before_rounding']:.1e}"
                 + ("" if row["rows_equal"] else "  ROWS DIFFER"),
                 flush=True,
             )
@@ -263,6 +315,14 @@ def main() -> None:
             out["through_mlx"].append(row)
             print(
                 f"through MLX {N}x{K}: ours {row['ours_us']:.1f} us, MLX 4-bit "
+                f"{row['mlx4_us']:.1f} us, x{row['faster']:.2f}",
+                flush=True,
+            )
+        for N, K in IN_TURN:
+            row = in_turn(N, K, rng)
+            out["in_turn"].append(row)
+            print(
+                f"in turn, {N}x{K} and back: ours {row['ours_us']:.1f} us, MLX 4-bit "
                 f"{row['mlx4_us']:.1f} us, x{row['faster']:.2f}",
                 flush=True,
             )
