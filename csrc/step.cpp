@@ -46,10 +46,12 @@ void check_vector(const char* name, const array& a, int size, mx::Dtype dtype) {
   check_array(name, a, {size}, dtype);
 }
 
-void check_projection(const char* name, const Projection& p, int K) {
+void check_projection(
+    const char* name, const Projection& p, int K, int experts = 1) {
   const Format& format = *p.format;
-  if (p.w.ndim() != 2 || p.w.dtype() != mx::uint8 || !format.packed() ||
-      p.w.shape(1) % format.block_bytes != 0 || p.K() != K) {
+  if (p.w.ndim() < 2 || p.w.dtype() != mx::uint8 || !format.packed() ||
+      p.w.shape(-1) % format.block_bytes != 0 || p.K() != K || p.w.ndim() > 3 ||
+      (p.w.ndim() == 3 ? p.w.shape(0) : 1) != experts) {
     invalid(
         name,
         " to be packed rows of ",
@@ -164,7 +166,7 @@ class ReadHistory : public mx::UnaryPrimitive {
 bool has_kernels(const mx::Stream& s, const Sizes& sizes) {
   return s.device == mx::Device::cpu ||
          (cuda::loaded() && cuda::attend_plan(sizes, 1).heads > 0 &&
-          cuda::takes_delta(sizes.delta));
+          cuda::takes_delta(sizes.delta) && cuda::takes_experts(sizes.experts));
 }
 
 } // namespace
@@ -174,10 +176,10 @@ bool has_kernels(const mx::Stream& s, const Sizes& sizes) {
 Stack::Stack(Sizes sizes, array norm)
     : sizes_(std::move(sizes)), norm_(std::move(norm)) {
   const Sizes& s = sizes_;
-  if (s.hidden < 1 || s.inner < 1 || s.kv_heads < 1 || s.head_dim < 1 ||
+  if (s.hidden < 1 || s.inner < 0 || s.kv_heads < 1 || s.head_dim < 1 ||
       s.heads < 1 || s.heads % s.kv_heads != 0) {
     invalid(
-        "sizes of at least 1 and heads in groups. Received hidden ",
+        "sizes and heads in groups. Received hidden ",
         s.hidden,
         ", inner ",
         s.inner,
@@ -212,6 +214,18 @@ Stack::Stack(Sizes sizes, array norm)
         " and ",
         d.taps,
         " taps");
+  }
+  const ExpertSizes& e = s.experts;
+  if (e.count != 0 &&
+      (e.count < 1 || e.used < 1 || e.used > e.count || e.inner < 1)) {
+    invalid(
+        "experts with an inner size, of which some are used. Received ",
+        e.count,
+        " with inner ",
+        e.inner,
+        ", of which ",
+        e.used,
+        " are used");
   }
   check_vector("the last norm", norm_, s.hidden, norm_.dtype());
   if (norm_.dtype() != mx::float16 && norm_.dtype() != mx::bfloat16 &&
@@ -253,9 +267,25 @@ void Stack::add(Layer layer) {
   for (const Projection& p : layer.gate_up) {
     check_projection("gate and up", p, s.hidden);
   }
-  check_rows("gate and up", layer.gate_up, 2 * s.inner);
-  check_projection("down", layer.down, s.inner);
-  check_rows("down", {layer.down}, s.hidden);
+  check_rows("gate and up", layer.gate_up, layer.down ? 2 * s.inner : 0);
+  if (layer.down) {
+    check_projection("down", *layer.down, s.inner);
+    check_rows("down", {*layer.down}, s.hidden);
+  } else if (!layer.experts) {
+    invalid("an MLP or experts in every layer. Received neither");
+  }
+  if (layer.experts) {
+    const ExpertSizes& e = s.experts;
+    const ExpertLayer& own = *layer.experts;
+    int rows = layer.down ? e.count + 1 : e.count;
+    check_array("the router", own.router, {rows, s.hidden}, mx::float32);
+    for (const Projection& p : own.gate_up) {
+      check_projection("experts' gate and up", p, s.hidden, e.count);
+    }
+    check_rows("experts' gate and up", own.gate_up, 2 * e.inner);
+    check_projection("experts' down", own.down, e.inner, e.count);
+    check_rows("experts' down", {own.down}, s.hidden);
+  }
   layers_.push_back(std::move(layer));
 }
 

@@ -21,16 +21,16 @@ using mlx::core::array;
 
 // x W^T + bias.
 struct Projection {
-  array w; // uint8 [N, row_bytes]
+  array w; // uint8 [N, row_bytes], or [experts, N, row_bytes]
   const Format* format;
   std::optional<array> bias; // [N]
 
   int N() const {
-    return w.shape(0);
+    return w.shape(-2);
   }
   int K() const {
     return static_cast<int>(
-        w.shape(1) / format->block_bytes * int64_t(format->block_size));
+        w.shape(-1) / format->block_bytes * int64_t(format->block_size));
   }
 };
 
@@ -44,6 +44,14 @@ struct DeltaLayer {
   array norm; // [head_dim]
 };
 
+// Of a layer whose MLP is a mixture of experts.
+struct ExpertLayer {
+  array
+      router; // f32 [experts, hidden], and the shared one's gate as a last row
+  std::vector<Projection> gate_up; // one output after the other
+  Projection down;
+};
+
 struct Layer {
   array input_norm;
   // One output after the other: q, k and v, with a head's gate after its q
@@ -54,8 +62,10 @@ struct Layer {
   std::optional<DeltaLayer> delta;
   Projection output;
   array mlp_norm;
+  // Of the MLP, or of the expert that all tokens share, where there is one.
   std::vector<Projection> gate_up;
-  Projection down;
+  std::optional<Projection> down;
+  std::optional<ExpertLayer> experts;
 };
 
 // Of all gated delta rules of a model.
@@ -74,10 +84,18 @@ struct DeltaSizes {
   }
 };
 
+// Of all mixtures of experts of a model.
+struct ExpertSizes {
+  int count = 0; // 0: the model has none
+  int used = 0;  // by a token, those of the largest probability
+  int inner = 0;
+  bool normalised = false; // the used ones' probabilities sum to 1
+};
+
 // What all layers have in common.
 struct Sizes {
   int hidden;
-  int inner; // of the MLP
+  int inner; // of the MLP or the shared expert; 0: there is none
   int heads;
   int kv_heads;
   int head_dim;
@@ -88,6 +106,7 @@ struct Sizes {
   float gain;                 // of rotated numbers
   std::vector<double> speeds; // of each rotated pair, radians a position
   DeltaSizes delta;
+  ExpertSizes experts;
 
   int queries() const {
     return heads * head_dim;

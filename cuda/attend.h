@@ -83,17 +83,6 @@ struct Softmax {
   }
 };
 
-// What other blocks wrote is read past what this processor may have kept.
-template <bool OTHERS>
-DEVICE float read_sum(const float* p) {
-  if (!OTHERS) {
-    return *p;
-  }
-  float out;
-  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(out) : "l"(p) : "memory");
-  return out;
-}
-
 // Number d of D of a head: the sums of `count` warps, or of other blocks, each
 // D numbers, the largest score and the sum of weights.
 template <int D, bool OTHERS>

@@ -55,13 +55,6 @@ struct DeltaRow {
   }
 };
 
-template <typename T>
-DEVICE float4 load_4(const T* from) {
-  float v[4];
-  Pack<T, 4>::load(from).widened(v);
-  return make_float4(v[0], v[1], v[2], v[3]);
-}
-
 constexpr uint32_t delta_threads = 128, delta_tokens = 16;
 
 // Block (i, h, b): 16 rows of head h. Tokens come into shared memory 16 at a

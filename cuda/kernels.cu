@@ -4,6 +4,7 @@
 #include "delta.h"
 #include "delta_step.h"
 #include "dequantize.h"
+#include "experts_step.h"
 #include "gemm.h"
 #include "gemm_block.h"
 #include "gemv.h"

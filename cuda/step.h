@@ -46,6 +46,13 @@ struct Pack {
   }
 };
 
+template <typename T>
+DEVICE float4 load_4(const T* from) {
+  float v[4];
+  Pack<T, 4>::load(from).widened(v);
+  return make_float4(v[0], v[1], v[2], v[3]);
+}
+
 // Rounds and writes 8 numbers.
 template <typename T>
 DEVICE void store_8(T* to, const float* v) {
@@ -60,6 +67,17 @@ DEVICE void store_8(T* to, const float* v) {
   for (int i = 0; i < int(sizeof(out) / 16); ++i) {
     ((uint4*)to)[i] = ((const uint4*)&out)[i];
   }
+}
+
+// What other blocks wrote is read past what this processor may have kept.
+template <bool OTHERS>
+DEVICE float read_sum(const float* p) {
+  if (!OTHERS) {
+    return *p;
+  }
+  float out;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(out) : "l"(p) : "memory");
+  return out;
 }
 
 DEVICE void prefetch(const void* p) {
@@ -115,7 +133,8 @@ DEVICE float silu(float v) {
   return v / (1.0f + expf(-v));
 }
 
-// y = silu(gate) * up of N numbers each, one after the other in x.
+// y = silu(gate) * up of N numbers each, one after the other in a row of x. The
+// grid is parts of a row by rows.
 template <typename T>
 __global__ void __launch_bounds__(256) gated(const T* x, T* y, uint32_t N) {
   typedef Pack<T, 8> P;
@@ -125,6 +144,8 @@ __global__ void __launch_bounds__(256) gated(const T* x, T* y, uint32_t N) {
     return;
   }
   float gate[8], up[8];
+  x += uint64_t(blockIdx.y) * 2 * N;
+  y += uint64_t(blockIdx.y) * N;
   wait_for_previous();
   P::load(x + 8 * i).widened(gate);
   P::load(x + N + 8 * i).widened(up);

@@ -5,8 +5,10 @@
 #include <cstdint>
 #endif
 
-constexpr uint32_t most_pairs = 128; // that a head may turn
-constexpr uint32_t most_taps = 4;    // of a delta rule's convolution
+constexpr uint32_t most_pairs = 128;   // that a head may turn
+constexpr uint32_t most_taps = 4;      // of a delta rule's convolution
+constexpr uint32_t most_experts = 512; // of a mixture
+constexpr uint32_t most_used = 32;     // by a token
 
 struct AttendParams {
   uint32_t position; // of the token
@@ -22,6 +24,15 @@ struct AttendParams {
   float scale; // of scores, times log2(e)
   float cosines[most_pairs];
   float sines[most_pairs];
+};
+
+// What all mixtures of experts of a model have in common.
+struct RouteParams {
+  uint32_t hidden;
+  uint32_t experts;
+  uint32_t rows; // of the router: one more where there is a shared expert
+  uint32_t used;
+  uint32_t normalised;
 };
 
 // What all delta rules of a model have in common.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mlx.core as mx
@@ -9,16 +10,24 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_unflatten
-from mlx_lm.models import llama, qwen2, qwen3, qwen3_5
+from mlx_lm.models import llama, qwen2, qwen3, qwen3_5, qwen3_moe
 from mlx_lm.models.cache import KVCache
+from mlx_lm.models.switch_layers import SwitchLinear
 
 from blocks import random_blocks
 from mlx_gguf import _ext, step
 from mlx_gguf.fused import fuse
+from mlx_gguf.models.experts import FusedSwitchGLU
 from mlx_gguf.models.qwen35 import tile_key_heads
-from mlx_gguf.nn import QuantEmbedding, QuantLinear
+from mlx_gguf.nn import QuantEmbedding, QuantLinear, QuantSwitchLinear
 
-MODULES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "qwen3_5": qwen3_5}
+MODULES = {
+    "llama": llama,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3_5": qwen3_5,
+    "qwen3_moe": qwen3_moe,
+}
 SIZES = {
     "hidden_size": 256,
     "num_hidden_layers": 3,
@@ -49,6 +58,14 @@ HYBRID = {
     "linear_value_head_dim": 32,
     "rope_parameters": {"type": "default", "rope_theta": 3e3, "partial_rotary_factor": 0.25},
 }
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 256,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
 # fmt: off
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -71,6 +88,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5-96": ("qwen3_5", {**HYBRID, "full_attention_interval": 3, "linear_num_key_heads": 8,
                                "linear_key_head_dim": 96, "linear_value_head_dim": 96,
                                "linear_conv_kernel_dim": 3}),
+    "qwen3moe": ("qwen3_moe", EXPERTS),
+    "qwen3moe-some": ("qwen3_moe", {**EXPERTS, "mlp_only_layers": [1], "num_experts": 40,
+                                    "norm_topk_prob": False}),
+    "qwen3.5moe": ("qwen3_5", {**HYBRID, **EXPERTS, "shared_expert_intermediate_size": 512}),
+    "qwen3.5moe-fused": ("qwen3_5", {**HYBRID, **EXPERTS, "shared_expert_intermediate_size": 256,
+                                     "num_experts": 33, "num_experts_per_tok": 1}),
 }
 # fmt: on
 TYPES = {"v_proj": "q6_k", "down_proj": "q5_k", "o_proj": "q8_0"}  # the others q4_k
@@ -86,22 +109,29 @@ def build(variant: str, dtype: mx.Dtype = mx.float32, types: dict[str, str] | No
     def numbers(low: float, high: float, *shape: int) -> mx.array:
         return mx.array(rng.uniform(low, high, shape).astype(np.float32)).astype(dtype)
 
+    for layer in model.modules():
+        if variant.endswith("tiled") and isinstance(layer, qwen3_5.GatedDeltaNet):
+            tile_key_heads(layer)
+        elif variant.endswith("fused") and hasattr(layer, "switch_mlp"):
+            down = layer.switch_mlp.down_proj
+            layer.switch_mlp = FusedSwitchGLU(down.output_dims, down.input_dims, down.num_experts)
     made: list[tuple[str, nn.Module]] = []
     for name, layer in model.named_modules():
         if isinstance(layer, (nn.RMSNorm, qwen3_5.RMSNormGated)):
             layer.weight = numbers(0.6, 1.4, *layer.weight.shape)
         elif isinstance(layer, qwen3_5.GatedDeltaNet):
-            if variant.endswith("tiled"):
-                tile_key_heads(layer)
             layer.conv1d.weight = numbers(-1, 1, *layer.conv1d.weight.shape)
             for key in ("A_log", "dt_bias"):
                 layer[key] = numbers(-1, 1, *layer[key].shape).astype(mx.float32)
-        elif isinstance(layer, (nn.Linear, nn.Embedding)):
-            N, K = layer.weight.shape
+        elif isinstance(layer, (nn.Linear, nn.Embedding, SwitchLinear)):
+            *E, N, K = layer.weight.shape
             qtype = (TYPES if types is None else types).get(name.rpartition(".")[2], "q4_k")
             size = (0.7 * K**-0.5, 1.4 * K**-0.5)
-            packed = mx.array(random_blocks(qtype, N, K, rng, size=size))
-            if isinstance(layer, nn.Embedding):
+            packed = mx.array(random_blocks(qtype, math.prod([*E, N]), K, rng, size=size))
+            if isinstance(layer, SwitchLinear):
+                packed = packed.reshape(*E, N, -1)
+                made.append((name, QuantSwitchLinear.from_packed(packed, qtype)))
+            elif isinstance(layer, nn.Embedding):
                 made.append((name, QuantEmbedding.from_packed(packed, qtype, dtype)))
             else:
                 bias = numbers(-1, 1, N) if "bias" in layer else None

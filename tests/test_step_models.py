@@ -225,14 +225,15 @@ STACK = {
     "gain": 1.0,
     "speeds": [1.0] * 32,
     "delta": (0, 0, 0, 0, False),
+    "experts": (0, 0, 0, False),
 }
 
 
 def test_stacks_of_the_wrong_sizes():
     norm = mx.ones((256,))
     for change, text in (
-        ({"kv_heads": 3}, r"\[Stack\] Expected sizes of at least 1 and heads in groups. Received"),
-        ({"inner": 0}, r"hidden 256, inner 0, heads 4"),
+        ({"kv_heads": 3}, r"\[Stack\] Expected sizes and heads in groups. Received"),
+        ({"inner": -1}, r"hidden 256, inner -1, heads 4"),
         ({"speeds": []}, r"Expected 1 to 32 rotated pairs. Received 0\."),
         ({"speeds": [1.0] * 33}, r"Expected 1 to 32 rotated pairs. Received 33\."),
     ):
@@ -260,6 +261,7 @@ def test_layers_of_the_wrong_shapes():
         "mlp_norm": norm,
         "gate_up": [part(512, 256), part(512, 256, "q6_k")],
         "down": part(256, 512),
+        "experts": None,
     }
     stack = _ext.Stack(norm, **STACK)
     stack.add_layer(**right)
@@ -301,6 +303,8 @@ def test_kernels_compile(architecture):
             f"gated_delta<{dtype}, 96>",
             f"delta_step<{dtype}, 128>",
             f"delta_step<{dtype}, 32>",
+            f"route<{dtype}>",
+            f"combine<{dtype}>",
             f"attend<{dtype}, 128, 4, 8, 8>",
             f"attend<{dtype}, 80, 1, 8, 8>",
             f"attend<{dtype}, 256, 4, 16, 8>",

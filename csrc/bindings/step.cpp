@@ -37,6 +37,9 @@ std::vector<Projection> projections(const std::vector<Part>& parts) {
 // Gates, taps, dt_bias, a_log, norm.
 using Delta = std::tuple<array, array, array, array, array>;
 
+// Router, gate and up, down.
+using Experts = std::tuple<array, std::vector<Part>, Part>;
+
 void add_layer(
     Stack& stack,
     const array& input_norm,
@@ -47,10 +50,16 @@ void add_layer(
     const Part& output,
     const array& mlp_norm,
     const std::vector<Part>& gate_up,
-    const Part& down) {
+    const std::optional<Part>& down,
+    const std::optional<Experts>& experts) {
   std::optional<DeltaLayer> own;
   if (delta) {
     own = std::make_from_tuple<DeltaLayer>(*delta);
+  }
+  std::optional<ExpertLayer> mixture;
+  if (experts) {
+    auto& [router, both, last] = *experts;
+    mixture = {router, projections(both), projection(last)};
   }
   stack.add(
       {input_norm,
@@ -61,7 +70,8 @@ void add_layer(
        projection(output),
        mlp_norm,
        projections(gate_up),
-       projection(down)});
+       down ? std::optional(projection(*down)) : std::nullopt,
+       mixture});
 }
 
 } // namespace
@@ -80,8 +90,10 @@ void bind_step(nb::module_& m) {
                       bool traditional,
                       float gain,
                       std::vector<double> speeds,
-                      const std::tuple<int, int, int, int, bool>& delta) {
+                      const std::tuple<int, int, int, int, bool>& delta,
+                      const std::tuple<int, int, int, bool>& experts) {
             auto [rule_heads, key_heads, width, taps, tiled] = delta;
+            auto [count, used, expert_inner, normalised] = experts;
             int hidden = norm.ndim() > 0 ? norm.shape(0) : 0;
             return std::make_shared<Stack>(
                 Sizes{
@@ -96,7 +108,8 @@ void bind_step(nb::module_& m) {
                     traditional,
                     gain,
                     std::move(speeds),
-                    {rule_heads, key_heads, width, taps, tiled}},
+                    {rule_heads, key_heads, width, taps, tiled},
+                    {count, used, expert_inner, normalised}},
                 norm);
           }),
           "norm"_a,
@@ -111,7 +124,8 @@ void bind_step(nb::module_& m) {
           "traditional"_a,
           "gain"_a,
           "speeds"_a,
-          "delta"_a)
+          "delta"_a,
+          "experts"_a)
       .def(
           "add_layer",
           &add_layer,
@@ -124,7 +138,8 @@ void bind_step(nb::module_& m) {
           "output"_a,
           "mlp_norm"_a,
           "gate_up"_a,
-          "down"_a,
+          "down"_a.none(),
+          "experts"_a.none(),
           "Layers in their order; ValueError where shapes do not fit.")
       .def_prop_ro(
           "dtype",

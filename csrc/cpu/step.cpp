@@ -217,12 +217,49 @@ struct Token {
     return y;
   }
 
-  array gated(const array& n, const Layer& layer) const {
-    array both = product(n, layer.gate_up);
+  // SiLU of the first half times the second.
+  array gated(const array& both) const {
+    int inner = both.shape(-1) / 2;
     return mx::multiply(
-        gate(part(both, 0, sizes.inner), false, s).value(),
-        part(both, sizes.inner, 2 * sizes.inner),
+        gate(part(both, 0, inner), false, s).value(),
+        part(both, inner, 2 * inner),
         s);
+  }
+
+  // h and what its experts make of n, the shared one last.
+  array mixture(const array& h, const array& n, const Layer& layer) const {
+    const ExpertSizes& e = sizes.experts;
+    const ExpertLayer& own = *layer.experts;
+    auto f32 = [&](const array& a) { return mx::astype(a, mx::float32, s); };
+    array logits = mx::matmul(
+        mx::reshape(f32(n), {1, sizes.hidden}, s),
+        mx::transpose(own.router, s),
+        s);
+    array scores = mx::softmax(part(logits, 0, e.count), -1, true, s);
+    array order = mx::argsort(mx::negative(scores, s), -1, s);
+    array chosen = mx::reshape(part(order, 0, e.used), {e.used}, s);
+    scores = mx::take(mx::reshape(scores, {e.count}, s), chosen, 0, s);
+    if (e.normalised) {
+      scores = mx::divide(scores, mx::sum(scores, true, s), s);
+    }
+    auto experts = [&](const array& x, const Projection& p) {
+      return gather_qmm(x, p.w, p.format->name, {}, chosen, true, false, s);
+    };
+    array x = mx::reshape(n, {1, 1, sizes.hidden}, s);
+    Arrays both;
+    for (const Projection& p : own.gate_up) {
+      both.push_back(experts(x, p));
+    }
+    array y = experts(gated(mx::concatenate(both, -1, s)), own.down);
+    y = mx::multiply(f32(y), mx::reshape(scores, {e.used, 1, 1}, s), s);
+    y = mx::sum(y, 0, true, s);
+    if (layer.down) {
+      array shared = product(gated(product(n, layer.gate_up)), {*layer.down});
+      array share = mx::sigmoid(part(logits, e.count, e.count + 1), s);
+      y = mx::add(y, mx::multiply(f32(shared), share, s), s);
+    }
+    y = mx::reshape(y, h.shape(), s);
+    return mx::astype(mx::add(f32(h), y, s), h.dtype(), s);
   }
 };
 
@@ -252,8 +289,11 @@ void step(
     array mixed = layer.delta ? token.mixed(n, layer, first, second, number)
                               : token.attended(n, layer, first, second);
     h = token.sum(h, mixed, layer.output);
-    h = token.sum(
-        h, token.gated(token.norm(h, layer.mlp_norm), layer), layer.down);
+    n = token.norm(h, layer.mlp_norm);
+    h = layer.experts
+            ? token.mixture(h, n, layer)
+            : token.sum(
+                  h, token.gated(token.product(n, layer.gate_up)), *layer.down);
   }
   h = run(token.norm(h, stack.norm()), s);
   out.copy_shared_buffer(h, out.strides(), h.flags(), h.data_size());

@@ -44,6 +44,11 @@ inline bool takes_delta(const DeltaSizes& d) {
          (d.head_dim <= 128 && d.taps <= static_cast<int>(most_taps));
 }
 
+inline bool takes_experts(const ExpertSizes& e) {
+  return e.count <= static_cast<int>(most_experts) &&
+         e.used <= static_cast<int>(most_used) && e.inner % 8 == 0;
+}
+
 // Rows of the caches that a block takes, and blocks among which they are split:
 // that costs about as much as going through 256 rows.
 struct AttendSplit {

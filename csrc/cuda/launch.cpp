@@ -128,7 +128,7 @@ void launch_gemv(
       tensor_map(plan, w, format.row_bytes(p.K), p.N, matrices, l.box_bytes);
   dim3 grid(plan.cluster, static_cast<unsigned>(l.clusters), z);
   dim3 block(32, plan.groups, plan.turns);
-  p.early = starts_early();
+  p.early = starts_early() && !p.gather; // which says what w is
   add({grid, block, l.shared_bytes, plan.cluster, p.early != 0}, &map);
 }
 

@@ -2,6 +2,8 @@
 // that every token launches. What differs between tokens is in memory.
 #include "step.h"
 
+#include <numeric>
+
 #include "cuda/attend.h"
 #include "cuda/launch.h"
 #include "cuda/names.h"
@@ -59,6 +61,11 @@ int most_blocks_of(const History& history, const AttendPlan& plan) {
   return static_cast<int>(std::min(at_once, enough));
 }
 
+// Numbers between the matrices of all experts of a token.
+int64_t experts_inner(const Sizes& s) {
+  return int64_t{s.experts.used} * s.experts.inner;
+}
+
 // What all steps of a history need, made with the first of them.
 class Workspace {
  public:
@@ -88,7 +95,14 @@ class Workspace {
       const array& window,
       const array& states,
       mx::Stream s);
-  void gate(mx::Stream s);
+  void gate(array& x, array& y, int64_t rows, mx::Stream s);
+  void mlp(const Layer& layer, mx::Stream s);
+  void mixture(const Layer& layer, mx::Stream s);
+  void of_experts(
+      const std::vector<Projection>& parts,
+      const array& x,
+      const array& out,
+      mx::Stream s);
 
   const History& history_; // which has this
   const Stack& stack_;
@@ -98,10 +112,14 @@ class Workspace {
   Memory memory_;
   array h_, normed_, in_, mixed_, middle_, gate_up_, gated_;
   array partial_, done_, params_;
+  // Of mixtures of experts.
+  array logits_, chosen_, shares_, pairs_, both_, inner_, made_, shared_;
   AttendParams told_{};
   DeltaStepParams delta_told_{};
   CUfunction norm_kernel_, attend_kernel_, gate_kernel_;
-  CUfunction delta_kernel_ = nullptr;
+  RouteParams route_told_{};
+  CUfunction delta_kernel_ = nullptr, route_kernel_ = nullptr,
+             combine_kernel_ = nullptr;
   bool recorded_ = false;
   // The last is the one to launch; the others may still run.
   std::vector<CUgraphExec> graphs_;
@@ -130,8 +148,17 @@ Workspace::Workspace(const History& history, mx::Stream s)
       partial_(memory_.piece(
           int64_t{sizes_.heads} * most_blocks_ * (sizes_.head_dim + 2),
           mx::float32)),
-      done_(memory_.piece(sizes_.heads, mx::uint32)),
-      params_(memory_.piece(sizeof(AttendParams), mx::uint8)) {
+      done_(memory_.piece(sizes_.heads + 1, mx::uint32)),
+      params_(memory_.piece(sizeof(AttendParams), mx::uint8)),
+      logits_(memory_.piece(sizes_.experts.count + 1, mx::float32)),
+      chosen_(memory_.piece(sizes_.experts.used, mx::uint32)),
+      shares_(memory_.piece(sizes_.experts.used + 1, mx::float32)),
+      pairs_(memory_.piece(sizes_.experts.used, mx::uint32)),
+      both_(memory_.piece(2 * experts_inner(sizes_), stack_.dtype())),
+      inner_(memory_.piece(experts_inner(sizes_), stack_.dtype())),
+      made_(memory_.piece(
+          int64_t{sizes_.experts.used} * sizes_.hidden, stack_.dtype())),
+      shared_(memory_.piece(sizes_.hidden, stack_.dtype())) {
   memory_.allocate(s);
   mx::Dtype dtype = stack_.dtype();
   std::string T = type_name(dtype);
@@ -159,11 +186,31 @@ Workspace::Workspace(const History& history, mx::Stream s)
         static_cast<uint32_t>(d.taps),
         sizes_.eps};
   }
+  const ExpertSizes& e = sizes_.experts;
+  if (e.count > 0) {
+    route_kernel_ = function("route<" + T + ">");
+    combine_kernel_ = function("combine<" + T + ">");
+    route_told_ = {
+        static_cast<uint32_t>(sizes_.hidden),
+        static_cast<uint32_t>(e.count),
+        0,
+        static_cast<uint32_t>(e.used),
+        e.normalised};
+  }
   auto& encoder = mx::cu::get_command_encoder(s);
   encoder.commit(); // the memory's node writes to it
   check(
       cuMemsetD32Async(place_of(done_), 0, done_.size(), encoder.stream()),
       "clear memory");
+  if (e.count > 0) {
+    std::vector<uint32_t> pairs(e.used);
+    std::iota(pairs.begin(), pairs.end(), 0);
+    // Such a copy has left the host's memory when it returns.
+    check(
+        cuMemcpyHtoDAsync(
+            place_of(pairs_), pairs.data(), pairs_.nbytes(), encoder.stream()),
+        "number the experts of a token");
+  }
 }
 
 Workspace::~Workspace() {
@@ -219,9 +266,99 @@ void Workspace::layers(mx::Stream s) {
     }
     product({layer.output}, mixed_, h_, middle_, s);
     norm(middle_, fixed(layer.mlp_norm), normed_, s);
-    product(layer.gate_up, normed_, {}, gate_up_, s);
-    gate(s);
-    product({layer.down}, gated_, middle_, h_, s);
+    if (layer.experts) {
+      mixture(layer, s);
+    } else {
+      mlp(layer, s);
+      product({*layer.down}, gated_, middle_, h_, s);
+    }
+  }
+}
+
+// But for the last product.
+void Workspace::mlp(const Layer& layer, mx::Stream s) {
+  product(layer.gate_up, normed_, {}, gate_up_, s);
+  gate(gate_up_, gated_, 1, s);
+}
+
+void Workspace::mixture(const Layer& layer, mx::Stream s) {
+  const ExpertLayer& own = *layer.experts;
+  void *x = mx::gpu_ptr<void>(normed_), *router = fixed(own.router);
+  void *logits = mx::gpu_ptr<void>(logits_), *h = mx::gpu_ptr<void>(middle_);
+  void* chosen = mx::gpu_ptr<void>(chosen_);
+  void* shares = mx::gpu_ptr<void>(shares_);
+  void* done = mx::gpu_ptr<uint32_t>(done_) + sizes_.heads;
+  route_told_.rows = static_cast<uint32_t>(own.router.shape(0));
+  auto blocks = [](int64_t a, int64_t b) {
+    return static_cast<unsigned>(ceil_div(a, b));
+  };
+  enqueue(
+      route_kernel_,
+      {.grid = {blocks(route_told_.rows, 8), 1, 1},
+       .block = {256, 1, 1},
+       .early = starts_early()},
+      {},
+      logits_,
+      {&x, &router, &logits, &chosen, &shares, &done, &route_told_},
+      s);
+  of_experts(own.gate_up, normed_, both_, s);
+  gate(both_, inner_, sizes_.experts.used, s);
+  of_experts({own.down}, inner_, made_, s);
+  void* shared = nullptr;
+  if (layer.down) {
+    mlp(layer, s);
+    product({*layer.down}, gated_, {}, shared_, s);
+    shared = mx::gpu_ptr<void>(shared_);
+  }
+  void *made = mx::gpu_ptr<void>(made_), *y = mx::gpu_ptr<void>(h_);
+  auto N = static_cast<uint32_t>(sizes_.hidden);
+  enqueue(
+      combine_kernel_,
+      {.grid = {blocks(N, 8 * 64), 1, 1},
+       .block = {64, 1, 1},
+       .early = starts_early()},
+      {},
+      h_,
+      {&h, &made, &shared, &shares, &y, &N, &route_told_.used},
+      s);
+}
+
+// Of each chosen expert, with rows of x in turn or with the only one; outputs
+// of one expert lie one after the other.
+void Workspace::of_experts(
+    const std::vector<Projection>& parts,
+    const array& x,
+    const array& out,
+    mx::Stream s) {
+  int used = sizes_.experts.used, experts = sizes_.experts.count;
+  int64_t first = 0;
+  for (const Projection& part : parts) {
+    const Format& format = *part.format;
+    Operands in{aligned(part.w, format.alignment, s), x, {}, pairs_, chosen_};
+    fixed(*in.w);
+    auto p = params_of<Params>(*in.w, format);
+    p.M = p.gather = 1;
+    p.last_x = static_cast<uint32_t>(x.size() / p.K - 1);
+    p.last_w = static_cast<uint32_t>(experts - 1);
+    p.x_step = p.K;
+    p.y_step = out.size() / used;
+    bool copies = place_of(*in.w) % 16 == 0;
+    Plan plan = choose_gather(
+        format,
+        x.dtype(),
+        1,
+        p.N,
+        p.K,
+        used,
+        experts,
+        false,
+        true,
+        copies,
+        gpu());
+    array y({1, part.N()}, out.dtype(), nullptr, {});
+    y.copy_shared_buffer(out, y.strides(), out.flags(), y.size(), first);
+    first += part.N();
+    launch(plan, format, p, in, y, used, experts, s);
   }
 }
 
@@ -352,15 +489,18 @@ void Workspace::delta(
       s);
 }
 
-void Workspace::gate(mx::Stream s) {
-  auto N = static_cast<uint32_t>(gated_.size());
-  void *from = mx::gpu_ptr<void>(gate_up_), *to = mx::gpu_ptr<void>(gated_);
+void Workspace::gate(array& x, array& y, int64_t rows, mx::Stream s) {
+  auto N = static_cast<uint32_t>(static_cast<int64_t>(y.size()) / rows);
+  void *from = mx::gpu_ptr<void>(x), *to = mx::gpu_ptr<void>(y);
   auto blocks = static_cast<unsigned>(ceil_div(N / 8, 256));
+  auto count = static_cast<unsigned>(rows);
   enqueue(
       gate_kernel_,
-      {.grid = {blocks, 1, 1}, .block = {256, 1, 1}, .early = starts_early()},
+      {.grid = {blocks, count, 1},
+       .block = {256, 1, 1},
+       .early = starts_early()},
       {},
-      gated_,
+      y,
       {&from, &to, &N},
       s);
 }

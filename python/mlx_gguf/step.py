@@ -2,8 +2,9 @@
 
 A token of a model with 32 layers is some 450 operations. On a fast GPU the host takes longer to
 build, order and launch them than the GPU to run them. :func:`install` gives mlx-lm's llama, qwen2,
-qwen3 and dense qwen3_5 models, mistral among them, a way around most of that: for one token of one
-sequence all layers and the last norm are one operation, which launches eight kernels a layer.
+qwen3, qwen3_moe and qwen3_5 models, mistral among them, a way around most of that: for one token of
+one sequence all layers and the last norm are one operation, which launches eight kernels a layer,
+or up to fourteen with a mixture of experts.
 
 The layers are called as before for everything else: prompts, batches, other caches than those that
 the model makes, layers that were replaced (LoRA, sharding) or got other weights since, function
@@ -28,21 +29,24 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import rope_utils
+from mlx_lm.models.switch_layers import SwiGLU, SwitchGLU
 
 from . import _ext
+from .models.experts import FusedSwitchGLU
 from .models.llama import DividedRope
 from .models.qwen35 import TilingConv1d
-from .nn import QuantLinear
+from .nn import QuantLinear, QuantSwitchLinear
 from .step_caches import are, lend
 
 __all__ = ["install"]
 
-# mlx-lm's classes in each of these modules: of a layer, attention, an MLP.
+# mlx-lm's classes in each of these modules: of a layer, attention, an MLP, a mixture of experts.
 _MODULES = {
-    "llama": ("TransformerBlock", "Attention", "MLP"),
-    "qwen2": ("TransformerBlock", "Attention", "MLP"),
-    "qwen3": ("TransformerBlock", "Attention", "MLP"),
-    "qwen3_5": ("DecoderLayer", "Attention", "MLP"),
+    "llama": ("TransformerBlock", "Attention", "MLP", None),
+    "qwen2": ("TransformerBlock", "Attention", "MLP", None),
+    "qwen3": ("TransformerBlock", "Attention", "MLP", None),
+    "qwen3_moe": ("Qwen3MoeDecoderLayer", "Attention", "MLP", "Qwen3MoeSparseMoeBlock"),
+    "qwen3_5": ("DecoderLayer", "Attention", "MLP", "SparseMoeBlock"),
 }
 _PLAIN_ROPES = (rope_utils.Llama3RoPE, rope_utils.ProportionalRoPE, DividedRope)
 _Watched = list[tuple[Any, Any, Any]]
@@ -98,23 +102,27 @@ def _stack_of(body: Any) -> tuple[_ext.Stack, _Watched]:
     """The layers as the operation has them, and what may not change for it to stay right."""
     module = _module_of(body)
     name = module.__name__.rpartition(".")[2]
-    block, attention, mlp = (getattr(module, kind) for kind in _MODULES[name])
+    block, attention, *mlps = (getattr(module, kind) for kind in _MODULES[name] if kind)
     layers = body["layers"]
     _need(bool(layers) and type(body["norm"]) is nn.RMSNorm)
     for layer in layers:
-        _need(type(layer) is block and type(layer.mlp) is mlp)
+        _need(type(layer) is block and type(layer.mlp) in mlps)
         _need(_is_linear(layer) or type(layer.self_attn) is attention)
     attends = [layer.self_attn for layer in layers if not _is_linear(layer)]
     _need(bool(attends))
     gated = name == "qwen3_5"
     heads, kv_heads = _heads(attends[0])
     rules = [_delta_sizes(layer.linear_attn) for layer in layers if _is_linear(layer)]
-    _need(all(rule == rules[0] for rule in rules))
+    mixtures = [layer.mlp for layer in layers if _is_mixture(layer)]
+    kinds = [_expert_sizes(mixture) for mixture in mixtures]
+    _need(rules == rules[:1] * len(rules) and kinds == kinds[:1] * len(kinds))
+    dense = [layer.mlp for layer in layers if not _is_mixture(layer)]
+    dense += [mixture.shared_expert for mixture in mixtures if "shared_expert" in mixture]
     watched: _Watched = [(body, "norm", body["norm"])]
     watched.append((body["norm"], "weight", body["norm"]["weight"]))
     stack = _ext.Stack(
         body["norm"]["weight"],
-        inner=_rows(layers[0].mlp["gate_proj"]),
+        inner=_rows(dense[0]["gate_proj"]) if dense else 0,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=_rows(attends[0]["q_proj"]) // (heads * (1 + gated)),
@@ -122,6 +130,7 @@ def _stack_of(body: Any) -> tuple[_ext.Stack, _Watched]:
         eps=body["norm"].eps,
         scale=attends[0].scale,
         delta=rules[0] if rules else (0, 0, 0, 0, False),
+        experts=kinds[0] if kinds else (0, 0, 0, False),
         **_rope(attends[0].rope),
     )
     for layer in layers:
@@ -137,6 +146,17 @@ def _stack_of(body: Any) -> tuple[_ext.Stack, _Watched]:
 def _is_linear(layer: Any) -> bool:
     """Whether it is a gated delta rule."""
     return bool(getattr(layer, "is_linear", False))
+
+
+def _is_mixture(layer: Any) -> bool:
+    return "switch_mlp" in layer.mlp
+
+
+def _expert_sizes(mixture: Any) -> tuple[int, int, int, bool]:
+    """Experts, those of a token, numbers between their matrices, and norm_topk_prob."""
+    _need(mixture.sharding_group is None)
+    inner = mixture.switch_mlp["down_proj"].input_dims
+    return mixture.num_experts, mixture.top_k, inner, mixture.norm_topk_prob
 
 
 def _heads(attention: Any) -> tuple[int, int]:
@@ -199,6 +219,29 @@ def _add_layer(stack: _ext.Stack, layer: Any, eps: float, watched: _Watched) -> 
         mx.eval(made)
         return made
 
+    def experts(mixture: Any) -> tuple[Any, ...]:
+        gates = [mixture["gate"]] + [mixture[n] for n in ("shared_expert_gate",) if n in mixture]
+        for name in ("gate", "shared_expert_gate"):
+            if name in mixture:
+                _need("bias" not in child(mixture, name, QuantLinear, nn.Linear))
+        watch(mixture, "switch_mlp", "shared_expert")
+        switch = mixture.switch_mlp
+        if type(switch) is FusedSwitchGLU:
+            names = ["gate_up_proj"]
+        else:
+            _need(type(switch) is SwitchGLU and type(switch.activation) is SwiGLU)
+            watch(switch, "activation")
+            names = ["gate_proj", "up_proj"]
+        *both, last = (child(switch, n, QuantSwitchLinear) for n in (*names, "down_proj"))
+        _need(all("bias" not in linear for linear in (*both, last)))
+        router = mx.concatenate([_dense(gate) for gate in gates])
+        mx.eval(router)
+        return (
+            router,
+            [(e["weight"], e.qtype, None) for e in both],
+            (last["weight"], last.qtype, None),
+        )
+
     mlp = layer.mlp
     watch(layer, "mlp")
     mixer: dict[str, Any] = {"q_norm": None, "k_norm": None, "delta": None}
@@ -214,14 +257,18 @@ def _add_layer(stack: _ext.Stack, layer: Any, eps: float, watched: _Watched) -> 
         mixer["in_"] = _products(linears(attention, "q_proj", "k_proj", "v_proj"))
         mixer |= {name: norm(attention, name) for name in ("q_norm", "k_norm")}
         output = plain(attention, "o_proj")
-    gate, up, down = plain(mlp, "gate_proj", "up_proj", "down_proj")
-    _need([_rows(gate), _rows(up)] == [_rows(gate)] * 2)
+    mixer |= {"experts": None, "down": None, "gate_up": []}
+    if _is_mixture(layer):
+        mixer["experts"] = experts(mlp)
+        mlp = mlp.get("shared_expert", None)
+    if mlp is not None:
+        gate, up, down = plain(mlp, "gate_proj", "up_proj", "down_proj")
+        _need([_rows(gate), _rows(up)] == [_rows(gate)] * 2)
+        mixer |= {"gate_up": _products([gate, up]), "down": _products([down])[0]}
     stack.add_layer(
         input_norm=norm(layer, "input_layernorm"),
         output=_products(output)[0],
         mlp_norm=norm(layer, "post_attention_layernorm"),
-        gate_up=_products([gate, up]),
-        down=_products([down])[0],
         **mixer,
     )
 
