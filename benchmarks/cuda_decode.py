@@ -3,13 +3,15 @@
     python benchmarks/cuda_decode.py --json results.json --profile
     python benchmarks/cuda_decode.py --layers 4             # a quick look
     python benchmarks/cuda_decode.py --model qwen3.5
+    python benchmarks/cuda_decode.py --model qwen3.5-moe --layers 40
 
-mlx-lm's classes in the sizes of Llama 3 8B or Qwen3.5 9B, with our layers on random Q4_K blocks (a
-token's layers in one operation, as loading does it; called one by one and fused; and those apart)
-and with MLX's quantised layers of groups of 64 and of 32. Decoding goes through mlx-lm's
-generate_step; the contenders take turns and figures are medians. First the logits are compared with
-those of the same weights written out in float32. Where a token's time goes is asked of the host's
-clock and, with --profile, of PyTorch's profiler, which sees every kernel of the process.
+mlx-lm's classes in the sizes of Llama 3 8B, Qwen3.5 9B or 35B-A3B, with our layers on random Q4_K
+blocks (a token's layers in one operation, as loading does it; called one by one and fused; and
+those apart) and with MLX's quantised layers of groups of 64 and of 32. Decoding goes through
+mlx-lm's generate_step; the contenders take turns and figures are medians. First the logits are
+compared with those of the same weights written out in float32. Where a token's time goes is asked
+of the host's clock and, with --profile, of PyTorch's profiler, which sees every kernel of the
+process.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import statistics
 import sys
 import time
@@ -35,11 +38,12 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models import gated_delta as mlx_gated_delta
 from mlx_lm.models import llama, qwen3_5
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.switch_layers import SwitchLinear
 
 import mlx_gguf as gg
 from mlx_gguf import gated_delta
 from mlx_gguf.fused import fuse
-from mlx_gguf.nn import QuantEmbedding, QuantLinear
+from mlx_gguf.nn import QuantEmbedding, QuantLinear, QuantSwitchLinear
 from mlx_gguf.progress import Progress
 from mlx_gguf.step import install
 
@@ -80,11 +84,21 @@ SIZES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+SIZES["qwen3.5-moe"] = {
+    **SIZES["qwen3.5"],
+    "hidden_size": 2048,
+    "num_key_value_heads": 2,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
 NORMS = (nn.RMSNorm, qwen3_5.RMSNormGated)
+OURS_OF = (QuantLinear, QuantEmbedding, QuantSwitchLinear)
 
 
 def empty_model(name: str, layers: int) -> Any:
-    module = {"llama": llama, "qwen3.5": qwen3_5}[name]
+    module = llama if name == "llama" else qwen3_5
     model = module.Model(module.ModelArgs.from_dict({**SIZES[name], "num_hidden_layers": layers}))
     for part in model.modules():
         if isinstance(part, qwen3_5.GatedDeltaNet):
@@ -111,10 +125,14 @@ def our_model(name: str, layers: int, dtype: mx.Dtype, progress: Progress) -> An
     model = empty_model(name, layers)
     made = []
     for name, module in model.named_modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)):
+        if isinstance(module, (nn.Linear, nn.Embedding, SwitchLinear)):
             progress.show(f"random weights: {name}")
-            weight = random_weight(*module.weight.shape)
-            if isinstance(module, nn.Linear):
+            *experts, N, K = module.weight.shape
+            weight = random_weight(math.prod([*experts, N]), K)
+            if isinstance(module, SwitchLinear):
+                weight = weight.reshape(*experts, N, -1)
+                made.append((name, QuantSwitchLinear.from_packed(weight, QTYPE)))
+            elif isinstance(module, nn.Linear):
                 made.append((name, QuantLinear.from_packed(weight, QTYPE)))
             else:
                 made.append((name, QuantEmbedding.from_packed(weight, QTYPE, dtype)))
@@ -125,7 +143,7 @@ def our_model(name: str, layers: int, dtype: mx.Dtype, progress: Progress) -> An
 def mlx_model(name: str, layers: int, dtype: mx.Dtype, group_size: int, progress: Progress) -> Any:
     model = empty_model(name, layers)
     for module in model.modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)):
+        if isinstance(module, (nn.Linear, nn.Embedding, SwitchLinear)):
             module.weight = module.weight.astype(dtype)
     progress.show(f"quantising by MLX, groups of {group_size}")
     nn.quantize(model, group_size=group_size, bits=4)
@@ -148,7 +166,7 @@ def dense_twin(name: str, layers: int, model: Any) -> Any:
     twin = empty_model(name, layers)
     made = []
     for name, module in model.named_modules():
-        if isinstance(module, (QuantLinear, QuantEmbedding)):
+        if isinstance(module, OURS_OF):
             made.append((f"{name}.weight", gg.dequantize(module.weight, QTYPE, mx.float32)))
         elif isinstance(module, (*NORMS, nn.Conv1d)):
             made.append((f"{name}.weight", module.weight.astype(mx.float32)))
@@ -244,9 +262,15 @@ def kernel_profile(model: Any, count: int = 20) -> list[dict[str, Any]]:
 
 
 def nbytes(model: Any) -> int:
-    """Bytes of weights that a token reads: all but the embeddings."""
+    """Bytes of weights that a token reads: all but embeddings and experts it does not go to."""
     parameters: Any = tree_flatten(model.parameters())
-    return sum(a.nbytes for name, a in parameters if "embed_tokens" not in name)
+    total = 0
+    for name, a in parameters:
+        if "switch_mlp" in name and a.ndim == 3:
+            total += a.nbytes * SIZES["qwen3.5-moe"]["num_experts_per_tok"] // a.shape[0]
+        elif "embed_tokens" not in name:
+            total += a.nbytes
+    return total
 
 
 def same(other: Any, name: str, layers: int, apart: bool = False) -> Any:
@@ -256,7 +280,7 @@ def same(other: Any, name: str, layers: int, apart: bool = False) -> Any:
     for name, module in other.named_modules():
         if isinstance(module, QuantLinear) and apart:
             made.append((name, QuantLinear.from_packed(module.weight, QTYPE)))
-        elif isinstance(module, (QuantLinear, QuantEmbedding, nn.Conv1d, *NORMS)):
+        elif isinstance(module, (*OURS_OF, nn.Conv1d, *NORMS)):
             made.append((name, module))
     model.update_modules(tree_unflatten(made))
     model.eval()

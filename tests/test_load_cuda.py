@@ -17,8 +17,9 @@ import step_support
 from blocks import random_blocks
 from mlx_gguf import _ext, step
 from mlx_gguf.ahead import compile_ahead
+from mlx_gguf.fused import fuse
 from mlx_gguf.nn import QuantLinear
-from reference import models, variants
+from reference import hybrid, models, variants
 from step_support import error, feed
 
 steps = step_support.steps  # the fixture
@@ -88,15 +89,26 @@ def test_a_file_is_uploaded_when_it_is_evaluated(packed_model):
         assert mx.array_equal(lazy + other, file[name] + other).item(), name
 
 
-def test_a_models_products_are_what_is_compiled_ahead(monkeypatch, packed_model):
-    model, _ = gg.load(packed_model("llama"))
+def test_a_models_products_are_what_is_compiled_ahead(monkeypatch):
+    model = step_support.build("llama", mx.float16)
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(_ext, "cuda_compile", asked.extend)
+    functions: list[str] = []
+
+    def compile(products, names):
+        asked.extend(products)
+        functions.extend(names)
+
+    monkeypatch.setattr(_ext, "cuda_compile", compile)
     compile_ahead(model, mx.float16)
     layers = [m for m in model.modules() if isinstance(m, QuantLinear) and m._part is None]
     wanted = {(m.qtype, "float16", M, *m._logical_shape(), 0, True) for m in layers for M in (1, 9)}
     assert len(wanted) > 4
     assert wanted <= set(asked)
+    assert functions == []
+    fuse(model)
+    assert step.install(model)
+    compile_ahead(model, mx.float16)
+    assert {name.partition("<")[0] for name in functions} == {"rms_norm", "gated", "attend"}
     embedding = model.model.embed_tokens
     assert (embedding.qtype, "float16", 0, *embedding._logical_shape(), 0, True) in asked
 
@@ -128,11 +140,14 @@ print(len(before), *sorted(cubins() - before))
 
 
 @on_gpu
-@pytest.mark.parametrize(("source", "name"), [(models, "llama"), (variants, "qwen3moe")])
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [(models, "llama"), (variants, "qwen3moe"), (hybrid, "qwen35"), (hybrid, "qwen35moe")],
+)
 def test_first_tokens_compile_nothing(source, name, tmp_path):
     path = tmp_path / "model.gguf"
     source.write_model(name, path)
-    env = {"XDG_CACHE_HOME": str(tmp_path), "MLX_GGUF_CUDA_STEP": "0"}
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-c", _FIRST_TOKENS, str(path), str(tmp_path)]
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=True)
     made, *later = done.stdout.split()

@@ -110,7 +110,8 @@ using Products = std::vector<std::tuple<
     int64_t,
     bool>>;
 
-void cuda_compile(const Products& products) {
+void cuda_compile(
+    const Products& products, const std::vector<std::string>& functions) {
   std::vector<cuda::Problem> problems;
   for (const auto& [qtype, dtype, M, N, K, experts, transpose] : products) {
     const Format& format = supported_format("cuda_compile", qtype);
@@ -132,7 +133,7 @@ void cuda_compile(const Products& products) {
   }
   if (auto* cuda = cuda::loaded()) {
     nb::gil_scoped_release release;
-    cuda->compile_ahead(problems);
+    cuda->compile_ahead(problems, functions);
   }
 }
 
@@ -178,8 +179,10 @@ void bind_cuda(nb::module_& m) {
       "cuda_compile",
       &cuda_compile,
       "products"_a,
-      "Make the kernels of products on many threads, and wait; without CUDA do "
-      "nothing. Of each: the type and x's dtype by name, M (0: the numbers of "
+      "functions"_a = std::vector<std::string>{},
+      "Make the kernels of products, and others by their C++ names, on many "
+      "threads, and wait; without CUDA do nothing. Of each product: the type "
+      "and x's dtype by name, M (0: the numbers of "
       "W), N, K, experts (0: none; else M pairs of a row and one of them), and "
       "whether it is ``x @ W.T``.");
   m.def(

@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
+#include "cuda/names.h"
 #include "step.h"
 
 namespace nb = nanobind;
@@ -141,6 +142,12 @@ void bind_step(nb::module_& m) {
           "down"_a.none(),
           "experts"_a.none(),
           "Layers in their order; ValueError where shapes do not fit.")
+      .def_prop_ro(
+          "cuda_functions",
+          [](const Stack& self) {
+            return cuda::all_functions(self.sizes(), self.dtype());
+          },
+          "C++ names of CUDA kernels for it, beside those of products.")
       .def_prop_ro(
           "dtype",
           &Stack::dtype,

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <map>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "cuda/module.h"
 #include "cuda/names.h"
@@ -56,23 +56,29 @@ size_t compilers() {
 
 } // namespace
 
-void compile_ahead(const std::vector<Problem>& problems) {
-  std::map<std::string, std::pair<Plan, Problem>> kernels; // each once
+void compile_ahead(
+    const std::vector<Problem>& problems,
+    const std::vector<std::string>& functions) {
+  std::map<std::string, std::function<void()>> kernels; // each once
   for (const Problem& p : problems) {
     for (const Plan& plan : plans_of(p)) {
-      kernels.insert({kernel_name(plan, *p.format, p.x), {plan, p}});
+      kernels.insert({kernel_name(plan, *p.format, p.x), [plan, p] {
+                        function(plan, *p.format, p.x);
+                      }});
     }
   }
-  std::vector<std::pair<Plan, Problem>> work;
-  for (auto& [name, kernel] : kernels) {
-    work.push_back(kernel);
+  for (const std::string& name : functions) {
+    kernels.insert({name, [name] { function(name); }});
+  }
+  std::vector<std::function<void()>> work;
+  for (auto& [name, make] : kernels) {
+    work.push_back(make);
   }
   std::atomic<size_t> next{0};
   auto run = [&] {
     for (size_t i; (i = next++) < work.size();) {
-      auto& [plan, p] = work[i];
       try {
-        function(plan, *p.format, p.x);
+        work[i]();
       } catch (const std::exception&) {
         // Whoever needs the kernel is told.
       }

@@ -8,6 +8,8 @@
 namespace mlx_gguf::cuda {
 
 // As Backend has it.
-void compile_ahead(const std::vector<Problem>& problems);
+void compile_ahead(
+    const std::vector<Problem>& problems,
+    const std::vector<std::string>& functions);
 
 } // namespace mlx_gguf::cuda

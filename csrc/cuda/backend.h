@@ -46,9 +46,12 @@ struct Backend {
   void (*upload)(array& to, const void* from, size_t nbytes);
   // The same for a node's output, which gets memory of the device's own.
   void (*upload_output)(array& out, const void* from, mx::Stream s);
-  // Makes the kernels of problems on many threads, and waits: each takes about
-  // a second. One that cannot be made is told of when it is used.
-  void (*compile_ahead)(const std::vector<Problem>& problems);
+  // Makes the kernels of problems, and others by their C++ names, on many
+  // threads, and waits: each takes about a second. One that cannot be made is
+  // told of when it is used.
+  void (*compile_ahead)(
+      const std::vector<Problem>& problems,
+      const std::vector<std::string>& functions);
   // What a report should say of the device and its software, by name.
   std::vector<std::pair<std::string, std::string>> (*describe)();
 };

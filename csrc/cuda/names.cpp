@@ -1,7 +1,10 @@
 #include "cuda/names.h"
 
+#include <algorithm>
 #include <cctype>
 #include <stdexcept>
+
+#include "cuda/attend.h"
 
 namespace mlx_gguf::cuda {
 
@@ -98,6 +101,49 @@ const char* type_name(Dtype x) {
 std::string delta_function(Dtype x, int width) {
   return std::string("gated_delta<") + type_name(x) + ", " +
          std::to_string(width) + ">";
+}
+
+StepFunctions step_functions(const Sizes& sizes, Dtype x, int rows) {
+  std::string T = type_name(x);
+  AttendPlan plan = attend_plan(sizes, rows);
+  std::string numbers;
+  for (int n : {sizes.head_dim, plan.heads, plan.lanes, attend_warps}) {
+    numbers += ", " + std::to_string(n);
+  }
+  StepFunctions out{
+      .norm = "rms_norm<" + T + ">",
+      .gate = "gated<" + T + ">",
+      .attend = "attend<" + T + numbers + ">"};
+  if (sizes.delta.heads > 0) {
+    out.delta =
+        "delta_step<" + T + ", " + std::to_string(sizes.delta.head_dim) + ">";
+  }
+  if (sizes.experts.count > 0) {
+    out.route = "route<" + T + ">";
+    out.combine = "combine<" + T + ">";
+  }
+  return out;
+}
+
+std::vector<std::string> all_functions(const Sizes& sizes, Dtype x) {
+  std::vector<std::string> out;
+  if (attend_plan(sizes, 1).heads == 0) {
+    return out;
+  }
+  constexpr int few = 1, many = 1 << 20;
+  for (int rows : {few, many}) {
+    StepFunctions f = step_functions(sizes, x, rows);
+    for (auto& name : {f.norm, f.gate, f.attend, f.delta, f.route, f.combine}) {
+      if (!name.empty() &&
+          std::find(out.begin(), out.end(), name) == out.end()) {
+        out.push_back(name);
+      }
+    }
+  }
+  if (sizes.delta.heads > 0) {
+    out.push_back(delta_function(x, sizes.delta.head_dim));
+  }
+  return out;
 }
 
 } // namespace mlx_gguf::cuda

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cuda/plan.h"
+#include "step.h"
 
 namespace mlx_gguf::cuda {
 
@@ -20,6 +22,16 @@ std::string function_of(
 
 // A number's type.
 const char* type_name(mlx::core::Dtype x);
+
+// The kernels of a step beside products; none where a model has no such layers.
+struct StepFunctions {
+  std::string norm, gate, attend, delta, route, combine;
+};
+// For caches with room for so many rows.
+StepFunctions step_functions(const Sizes& sizes, mlx::core::Dtype x, int rows);
+
+// All kernels that steps and prompts of a model may take beside products.
+std::vector<std::string> all_functions(const Sizes& sizes, mlx::core::Dtype x);
 
 // The kernel of delta.h for such q, k and v with so many numbers a head.
 std::string delta_function(mlx::core::Dtype x, int width);

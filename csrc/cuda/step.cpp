@@ -160,15 +160,11 @@ Workspace::Workspace(const History& history, mx::Stream s)
           int64_t{sizes_.experts.used} * sizes_.hidden, stack_.dtype())),
       shared_(memory_.piece(sizes_.hidden, stack_.dtype())) {
   memory_.allocate(s);
-  mx::Dtype dtype = stack_.dtype();
-  std::string T = type_name(dtype);
-  std::string numbers;
-  for (int n : {sizes_.head_dim, plan_.heads, plan_.lanes, attend_warps}) {
-    numbers += ", " + std::to_string(n);
-  }
-  norm_kernel_ = function("rms_norm<" + T + ">");
-  gate_kernel_ = function("gated<" + T + ">");
-  attend_kernel_ = function("attend<" + T + numbers + ">");
+  StepFunctions names =
+      step_functions(sizes_, stack_.dtype(), history.capacity);
+  norm_kernel_ = function(names.norm);
+  gate_kernel_ = function(names.gate);
+  attend_kernel_ = function(names.attend);
   told_.capacity = static_cast<uint32_t>(history.capacity);
   told_.group = static_cast<uint32_t>(sizes_.heads / sizes_.kv_heads);
   told_.pairs = static_cast<uint32_t>(sizes_.speeds.size());
@@ -177,8 +173,7 @@ Workspace::Workspace(const History& history, mx::Stream s)
   told_.eps = sizes_.eps;
   told_.scale = sizes_.scale * 1.44269504f; // log2(e)
   if (const DeltaSizes& d = sizes_.delta; d.heads > 0) {
-    delta_kernel_ =
-        function("delta_step<" + T + ", " + std::to_string(d.head_dim) + ">");
+    delta_kernel_ = function(names.delta);
     delta_told_ = {
         static_cast<uint32_t>(sizes_.hidden),
         static_cast<uint32_t>(d.key_heads),
@@ -188,8 +183,8 @@ Workspace::Workspace(const History& history, mx::Stream s)
   }
   const ExpertSizes& e = sizes_.experts;
   if (e.count > 0) {
-    route_kernel_ = function("route<" + T + ">");
-    combine_kernel_ = function("combine<" + T + ">");
+    route_kernel_ = function(names.route);
+    combine_kernel_ = function(names.combine);
     route_told_ = {
         static_cast<uint32_t>(sizes_.hidden),
         static_cast<uint32_t>(e.count),

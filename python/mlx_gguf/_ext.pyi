@@ -299,9 +299,9 @@ def cuda_kernels() -> list[tuple[str, str, int]]:
     Every CUDA kernel: its name, its C++ function and the least architecture (80 or 90) that has it, whether or not CUDA is here.
     """
 
-def cuda_compile(products: Sequence[tuple[str, str, int, int, int, int, bool]]) -> None:
+def cuda_compile(products: Sequence[tuple[str, str, int, int, int, int, bool]], functions: Sequence[str] = []) -> None:
     """
-    Make the kernels of products on many threads, and wait; without CUDA do nothing. Of each: the type and x's dtype by name, M (0: the numbers of W), N, K, experts (0: none; else M pairs of a row and one of them), and whether it is ``x @ W.T``.
+    Make the kernels of products, and others by their C++ names, on many threads, and wait; without CUDA do nothing. Of each product: the type and x's dtype by name, M (0: the numbers of W), N, K, experts (0: none; else M pairs of a row and one of them), and whether it is ``x @ W.T``.
     """
 
 def cuda_launch(qtype: str, dtype: str, M: int, N: int, K: int) -> dict:
@@ -398,10 +398,14 @@ def metal_kernel_name(plan: Plan, qtype: str, dtype: str) -> str:
 class Stack:
     """A model's layers and its last norm."""
 
-    def __init__(self, norm: mlx.core.array, *, inner: int, heads: int, kv_heads: int, head_dim: int, gated: bool, eps: float, scale: float, traditional: bool, gain: float, speeds: Sequence[float], delta: tuple[int, int, int, int, bool]) -> None: ...
+    def __init__(self, norm: mlx.core.array, *, inner: int, heads: int, kv_heads: int, head_dim: int, gated: bool, eps: float, scale: float, traditional: bool, gain: float, speeds: Sequence[float], delta: tuple[int, int, int, int, bool], experts: tuple[int, int, int, bool]) -> None: ...
 
-    def add_layer(self, *, input_norm: mlx.core.array, in_: Sequence[tuple[mlx.core.array, str, mlx.core.array | None]], q_norm: mlx.core.array | None, k_norm: mlx.core.array | None, delta: tuple[mlx.core.array, mlx.core.array, mlx.core.array, mlx.core.array, mlx.core.array] | None, output: tuple[mlx.core.array, str, mlx.core.array | None], mlp_norm: mlx.core.array, gate_up: Sequence[tuple[mlx.core.array, str, mlx.core.array | None]], down: tuple[mlx.core.array, str, mlx.core.array | None]) -> None:
+    def add_layer(self, *, input_norm: mlx.core.array, in_: Sequence[tuple[mlx.core.array, str, mlx.core.array | None]], q_norm: mlx.core.array | None, k_norm: mlx.core.array | None, delta: tuple[mlx.core.array, mlx.core.array, mlx.core.array, mlx.core.array, mlx.core.array] | None, output: tuple[mlx.core.array, str, mlx.core.array | None], mlp_norm: mlx.core.array, gate_up: Sequence[tuple[mlx.core.array, str, mlx.core.array | None]], down: tuple[mlx.core.array, str, mlx.core.array | None] | None, experts: tuple[mlx.core.array, Sequence[tuple[mlx.core.array, str, mlx.core.array | None]], tuple[mlx.core.array, str, mlx.core.array | None]] | None) -> None:
         """Layers in their order; ValueError where shapes do not fit."""
+
+    @property
+    def cuda_functions(self) -> list[str]:
+        """C++ names of CUDA kernels for it, beside those of products."""
 
     @property
     def dtype(self) -> mlx.core.Dtype:

@@ -21,8 +21,8 @@ _PAIRS = 8  # of a row and an expert: of a token, and of a long prompt for each 
 
 
 def compile_ahead(model: Any, dtype: mx.Dtype) -> None:
-    """Make the CUDA kernels for a model's matrices, by what prompts and tokens need; without CUDA
-    do nothing.
+    """Make the CUDA kernels for a model's matrices, by what prompts and tokens need, and those of
+    its steps (:mod:`mlx_gguf.step`); without CUDA do nothing.
 
     Parameters
     ----------
@@ -43,4 +43,5 @@ def compile_ahead(model: Any, dtype: mx.Dtype) -> None:
         products |= {(layer.qtype, x, M, N, K, count, True) for M in rows}
         if isinstance(layer, QuantEmbedding):
             products.add((layer.qtype, x, 0, N, K, 0, True))
-    _ext.cuda_compile(sorted(products))
+    stack = getattr(getattr(model, "model", None), "_stack", None)
+    _ext.cuda_compile(sorted(products), [] if stack is None else stack.cuda_functions)

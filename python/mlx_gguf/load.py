@@ -121,12 +121,12 @@ def load_model(
         cpu_fast.install()
     elif _ext.has_cuda():
         fuse(model)
-        with Progress("compiling kernels"):
-            compile_ahead(model, dtype)
         if os.environ.get("MLX_GGUF_CUDA_STEP") != "0":
             from .step import install
 
             install(model)
+        with Progress("compiling kernels"):
+            compile_ahead(model, dtype)
     return model
 
 
