@@ -32,6 +32,7 @@ if(CUDA_HEADERS)
     _cuda MODULE
     ${CUDA_SOURCE} ${CUDA_DATA} csrc/cuda/ahead.cpp csrc/cuda/delta.cpp csrc/cuda/dense.cpp
     csrc/cuda/encode.cpp csrc/cuda/eval.cpp csrc/cuda/launch.cpp csrc/cuda/module.cpp csrc/cuda/step.cpp
+    csrc/cuda/step_layers.cpp
     csrc/formats.cpp csrc/gpu/batch.cpp
     csrc/gpu/nodes.cpp)
   set_target_properties(_cuda PROPERTIES PREFIX "" SUFFIX ".so" CXX_VISIBILITY_PRESET hidden

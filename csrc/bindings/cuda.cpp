@@ -186,6 +186,16 @@ void bind_cuda(nb::module_& m) {
       "W), N, K, experts (0: none; else M pairs of a row and one of them), and "
       "whether it is ``x @ W.T``.");
   m.def(
+      "cuda_delta_function",
+      [](const std::string& dtype, int width) {
+        return cuda::delta_function(
+            dtype_named("cuda_delta_function", dtype), width);
+      },
+      "dtype"_a,
+      "width"_a,
+      "The C++ name of the gated delta rule's kernel for numbers of a dtype's "
+      "name, so many a head.");
+  m.def(
       "cuda_launch",
       &cuda_launch,
       "qtype"_a,

@@ -140,9 +140,6 @@ std::vector<std::string> all_functions(const Sizes& sizes, Dtype x) {
       }
     }
   }
-  if (sizes.delta.heads > 0) {
-    out.push_back(delta_function(x, sizes.delta.head_dim));
-  }
   return out;
 }
 

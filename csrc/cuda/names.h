@@ -30,7 +30,7 @@ struct StepFunctions {
 // For caches with room for so many rows.
 StepFunctions step_functions(const Sizes& sizes, mlx::core::Dtype x, int rows);
 
-// All kernels that steps and prompts of a model may take beside products.
+// All kernels that steps of a model may take beside products.
 std::vector<std::string> all_functions(const Sizes& sizes, mlx::core::Dtype x);
 
 // The kernel of delta.h for such q, k and v with so many numbers a head.

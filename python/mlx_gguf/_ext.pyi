@@ -304,6 +304,11 @@ def cuda_compile(products: Sequence[tuple[str, str, int, int, int, int, bool]], 
     Make the kernels of products, and others by their C++ names, on many threads, and wait; without CUDA do nothing. Of each product: the type and x's dtype by name, M (0: the numbers of W), N, K, experts (0: none; else M pairs of a row and one of them), and whether it is ``x @ W.T``.
     """
 
+def cuda_delta_function(dtype: str, width: int) -> str:
+    """
+    The C++ name of the gated delta rule's kernel for numbers of a dtype's name, so many a head.
+    """
+
 def cuda_launch(qtype: str, dtype: str, M: int, N: int, K: int) -> dict:
     """How a product of 1 to 8 rows is launched on an H200, for benchmarks."""
 

@@ -22,7 +22,7 @@ _PAIRS = 8  # of a row and an expert: of a token, and of a long prompt for each 
 
 def compile_ahead(model: Any, dtype: mx.Dtype) -> None:
     """Make the CUDA kernels for a model's matrices, by what prompts and tokens need, and those of
-    its steps (:mod:`mlx_gguf.step`); without CUDA do nothing.
+    its steps and gated delta rules; without CUDA do nothing.
 
     Parameters
     ----------
@@ -44,4 +44,8 @@ def compile_ahead(model: Any, dtype: mx.Dtype) -> None:
         if isinstance(layer, QuantEmbedding):
             products.add((layer.qtype, x, 0, N, K, 0, True))
     stack = getattr(getattr(model, "model", None), "_stack", None)
-    _ext.cuda_compile(sorted(products), [] if stack is None else stack.cuda_functions)
+    functions = set() if stack is None else set(stack.cuda_functions)
+    for layer in model.modules():  # gated delta rules, by what mlx-lm calls their sizes
+        if hasattr(layer, "head_k_dim"):
+            functions.add(_ext.cuda_delta_function(x, layer.head_k_dim))
+    _ext.cuda_compile(sorted(products), sorted(functions))

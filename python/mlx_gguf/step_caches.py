@@ -136,9 +136,10 @@ def lend(stack: _ext.Stack, caches: list[Any]) -> _Loan | None:
 def _borrow(stack: _ext.Stack, caches: list[Any], position: int) -> _Loan | None:
     if any(cache.empty() for cache in caches):
         return None
-    first, second = [], []
+    first: list[mx.array] = []
+    second: list[mx.array] = []
     for cache in caches:
-        held = (cache.keys, cache.values) if isinstance(cache, KVCache) else cache.cache
+        held: Any = (cache.keys, cache.values) if isinstance(cache, KVCache) else cache.cache
         if len(held) != 2 or held[1] is None:
             return None
         first.append(held[0])
