@@ -394,7 +394,7 @@ def show(results: dict[str, Any], errors: dict[str, float], args: argparse.Names
 
 
 def circumstances(args: argparse.Namespace) -> dict[str, Any]:
-    info = gg._ext.cuda_info()
+    info = {k: v for k, v in gg._ext.cuda_info().items() if "/" not in v}
     driver = Path("/proc/driver/nvidia/version")
     return {
         "date": datetime.date.today().isoformat(),
