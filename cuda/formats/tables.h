@@ -1,12 +1,14 @@
-// The 4-bit types whose codes index a table of 16 values.
+// The 4-bit types whose codes index a table of 16 values. The tables lie in the
+// device's memory, 64 bytes each, which lanes read at once wherever they point;
+// the constant memory would serve one address after the other.
 #pragma once
 #include "blocks32.h"
 
-__constant__ constexpr float iq4_values[16] = {
+__device__ constexpr float iq4_values[16] = {
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 // e2m1 doubled, as its exponent byte is biased for whole numbers.
-__constant__ constexpr float e2m1_values[16] = {
+__device__ constexpr float e2m1_values[16] = {
     0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 struct IQ4_NL {
