@@ -100,7 +100,8 @@ bool fits(const Arrays& in, const std::optional<array>& mask) {
       dtype == mx::float16 || dtype == mx::bfloat16 || dtype == mx::float32;
   if (!number || k.dtype() != dtype || v.dtype() != dtype ||
       beta.dtype() != dtype || g.dtype() != mx::float32 ||
-      in[5].dtype() != mx::float32 || q.ndim() != 4 || v.ndim() != 4) {
+      in[5].dtype() != mx::float32 || q.ndim() != 4 || k.ndim() != 4 ||
+      v.ndim() != 4) {
     return false;
   }
   DeltaShape n(in);

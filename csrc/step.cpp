@@ -156,7 +156,8 @@ std::optional<array> own_state(
       a.dtype() != mx::float32 || a.is_tracer()) {
     return std::nullopt;
   }
-  return mx::add(a, array(0.0f), s); // a copy would share its memory
+  // In row order; a copy would share its memory, and a sum keeps its strides.
+  return mx::add(mx::contiguous(a, false, s), array(0.0f), s);
 }
 
 } // namespace

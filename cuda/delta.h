@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(delta_threads) gated_delta(
   Row state(from + at * D, lane);
 
   float4 next_q[each], next_k[each];
-  float next_v[values], next_decay = 1.0f, next_factor = 0.0f;
+  float next_v[values], next_decay = 0.0f, next_factor = 0.0f;
   auto fetch = [&](uint32_t first) {
     UNROLL
     for (uint32_t i = 0; i < each; ++i) {
@@ -107,10 +107,9 @@ __global__ void __launch_bounds__(delta_threads) gated_delta(
     }
     uint32_t t = first + threadIdx.x;
     if (threadIdx.x < delta_tokens && t < tokens) {
-      bool counts = !mask || mask[token0 + t];
       uint64_t x = (token0 + t) * heads + h;
-      next_decay = counts ? g[x] : 1.0f;
-      next_factor = counts ? widen(beta[x]) : 0.0f;
+      next_decay = g[x];
+      next_factor = widen(beta[x]);
     }
   };
   fetch(0);
@@ -150,13 +149,14 @@ __global__ void __launch_bounds__(delta_threads) gated_delta(
     uint32_t count = min(delta_tokens, tokens - first);
 #pragma unroll 1
     for (uint32_t t = 0; t < count; ++t) {
-      float out = state.take(
-          queries[t], keys[t], value[t][row], decay[t], factor[t], both[t]);
       uint64_t token = token0 + first + t;
+      float out = 0.0f;
+      if (!mask || mask[token]) { // the same for all of a block
+        out = state.take(
+            queries[t], keys[t], value[t][row], decay[t], factor[t], both[t]);
+      }
       if (lane == 0) {
-        bool counts = !mask || mask[token];
-        y[(token * heads + h) * rows + first_row + row] =
-            narrow<T>(counts ? out : 0.0f);
+        y[(token * heads + h) * rows + first_row + row] = narrow<T>(out);
       }
     }
     __syncthreads();

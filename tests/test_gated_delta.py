@@ -81,6 +81,16 @@ def test_tokens_that_do_not_count(dtype, rng):
     assert mx.array_equal(state[1], inputs[5][1])
 
 
+def test_what_tokens_that_do_not_count_hold(rng):
+    inputs, mask = random_inputs(rng, T=20), mx.arange(20)[None] < 15
+    right = gated_delta_ops(*inputs, mask)
+    for i in range(5):
+        inputs[i][:, 15:] = float("nan")
+    assert all(
+        mx.array_equal(a, b) for a, b in zip(right, gated_delta_ops(*inputs, mask), strict=True)
+    )
+
+
 @dtypes
 def test_tokens_may_come_in_parts(dtype, rng):
     *tokens, state = random_inputs(rng, dtype, T=100)
@@ -192,6 +202,13 @@ def test_what_ours_does_not_take_goes_to_mlx_lm(change, rng):
     ours = gated_delta_ops(*inputs.values())
     ref = gated_delta._mlx_gated_delta_ops(*inputs.values())
     assert all(mx.array_equal(a, b) for a, b in zip(ours, ref, strict=True))
+
+
+def test_axes_that_are_missing(rng):
+    inputs = random_inputs(rng)
+    for i in range(6):
+        fewer = [*inputs[:i], inputs[i][0], *inputs[i + 1 :]]
+        assert _ext.gated_delta(*fewer, None) is None
 
 
 def test_wrong_shapes_are_mlx_errors(rng):

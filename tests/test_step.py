@@ -174,6 +174,19 @@ def test_states_that_were_read_stay_what_they_were():
     assert all(np.array_equal(a, np.array(b)) for a, b in zip(before, held, strict=True))
 
 
+def test_states_in_another_order(steps):
+    model, plain = stepping("qwen3.5"), build("qwen3.5")
+    ids = ids_of(9)
+    cache = make_prompt_cache(model)
+    feed(model, cache, ids[:5], [5])
+    for c in cache[::2]:
+        c[1] = mx.contiguous(c[1].swapaxes(2, 3)).swapaxes(2, 3)
+    got = feed(model, cache, ids[5:], [1] * 4)
+    want = feed(plain, make_prompt_cache(plain), ids, [9])[:, 5:]
+    assert error(got, want) < 1e-5
+    assert len(steps) == 4
+
+
 @pytest.mark.parametrize("variant", ["qwen2", "qwen3.5"])
 def test_saved_caches(variant, tmp_path):
     model, plain = stepping(variant), build(variant)

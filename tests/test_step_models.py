@@ -101,6 +101,48 @@ def test_changed_delta_rules(what, steps):
     assert steps == []
 
 
+TOLD = {
+    "top_k": lambda layer: setattr(layer.mlp, "top_k", 1),
+    "norm_topk_prob": lambda layer: setattr(layer.mlp, "norm_topk_prob", False),
+    "eps": lambda layer: setattr(layer.input_layernorm, "eps", 0.5),
+    "scale": lambda layer: setattr(layer.self_attn, "scale", 0.5),
+    "rope": lambda layer: setattr(layer.self_attn, "rope", nn.RoPE(16, base=7.0)),
+}
+
+
+@pytest.mark.parametrize("what", TOLD)
+def test_changed_attributes(what, steps):
+    models = stepping("qwen3.5moe"), build("qwen3.5moe")
+    for model in models:
+        TOLD[what](model.layers[1])
+    ids = ids_of(8)
+    logits = [feed(m, make_prompt_cache(m), ids, [4] + [1] * 4) for m in models]
+    assert error(*logits) < 1e-5
+    assert steps == []
+
+
+def test_weights_with_gaps(steps):
+    models = build("qwen3.5"), build("qwen3.5")
+    for model in models:
+        model.layers[0].input_layernorm.weight = mx.broadcast_to(mx.array(0.7), (256,))
+        norm = model.layers[1].post_attention_layernorm
+        norm.weight = mx.stack([norm.weight, norm.weight], -1)[:, 0]
+        rule = model.layers[0].linear_attn
+        rule.A_log = mx.broadcast_to(mx.array(0.3), (8,))
+    assert step.install(models[0])
+    ids = ids_of(8)
+    logits = [feed(m, make_prompt_cache(m), ids, [4] + [1] * 4) for m in models]
+    assert error(*logits) < 1e-5
+    assert len(steps) == 4
+
+
+def test_another_kind_of_shared_expert():
+    model = build("qwen3.5moe")
+    shared = model.layers[0].mlp.shared_expert
+    shared.__class__ = type("Other", (type(shared),), {})
+    assert not step.install(model)
+
+
 def test_padded_sequences_of_delta_rules(steps):
     model = stepping("qwen3.5")
     cache = make_prompt_cache(model)

@@ -22,27 +22,32 @@ struct DeltaTask {
   float* states;
 
   void head(int64_t b, int64_t h) const {
+    const int64_t room = std::min<int64_t>(some_tokens, n.tokens);
     const int64_t D = n.width, R = n.rows, key = h / (n.heads / n.key_heads);
-    Buffer buffer(some_tokens * (2 * D + 2 * R + 3) * sizeof(float));
+    Buffer buffer(room * (2 * D + 2 * R + 3) * sizeof(float));
     float* queries = floats_of(buffer);
-    float* keys = queries + some_tokens * D;
-    float* values = keys + some_tokens * D;
-    float* out = values + some_tokens * R;
-    float* decay = out + some_tokens * R;
-    float* betas = decay + some_tokens;
+    float* keys = queries + room * D;
+    float* values = keys + room * D;
+    float* out = values + room * R;
+    float* decay = out + room * R;
+    float* betas = decay + room;
     float* mine = states + (b * n.heads + h) * R * D;
     const float* from = first_state(b, h, mine);
-    for (int64_t first = 0; first < n.tokens; first += some_tokens) {
-      int64_t count = std::min<int64_t>(some_tokens, n.tokens - first);
+    for (int64_t first = 0; first < n.tokens; first += room) {
+      int64_t count = std::min<int64_t>(room, n.tokens - first);
       for (int64_t i = 0; i < count; ++i) {
         int64_t t = b * n.tokens + first + i;
-        q.read(q.row(t * n.key_heads + key), q.step(), D, queries + i * D);
-        k.read(k.row(t * n.key_heads + key), k.step(), D, keys + i * D);
-        v.read(v.row(t * n.heads + h), v.step(), R, values + i * R);
         if (counts(b, first + i)) {
+          q.read(q.row(t * n.key_heads + key), q.step(), D, queries + i * D);
+          k.read(k.row(t * n.key_heads + key), k.step(), D, keys + i * D);
+          v.read(v.row(t * n.heads + h), v.step(), R, values + i * R);
           g.read(g.row(t) + h * g.step(), 1, 1, decay + i);
           beta.read(beta.row(t) + h * beta.step(), 1, 1, betas + i);
         } else {
+          // Whatever they are: 0 times what is not finite is NaN.
+          std::fill_n(queries + i * D, D, 0.0f);
+          std::fill_n(keys + i * D, D, 0.0f);
+          std::fill_n(values + i * R, R, 0.0f);
           decay[i] = 1.0f;
           betas[i] = 0.0f;
         }
@@ -58,7 +63,7 @@ struct DeltaTask {
            betas,
            from,
            mine,
-           betas + some_tokens,
+           betas + room,
            out});
       from = mine;
       for (int64_t i = 0; i < count; ++i) {

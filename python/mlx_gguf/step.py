@@ -3,8 +3,8 @@
 A token of a model with 32 layers is some 450 operations. On a fast GPU the host takes longer to
 build, order and launch them than the GPU to run them. :func:`install` gives mlx-lm's llama, qwen2,
 qwen3, qwen3_moe and qwen3_5 models, mistral among them, a way around most of that: for one token of
-one sequence all layers and the last norm are one operation, which launches eight kernels a layer,
-or up to fourteen with a mixture of experts.
+one sequence all layers and the last norm are one operation, which launches some eight kernels a
+layer, or some fourteen with a mixture of experts.
 
 The layers are called as before for everything else: prompts, batches, other caches than those that
 the model makes, layers that were replaced (LoRA, sharding) or got other weights since, function
@@ -71,12 +71,14 @@ def install(model: Any) -> bool:
         return False
     try:
         stack, watched = _stack_of(body)
+        told = _told_by(body["layers"])
     except ValueError:
         return False
     mx.eval([value for _, _, value in watched if isinstance(value, mx.array)])
     body.__dict__["_stack"] = stack
     body.__dict__["_stacked"] = tuple(body["layers"])
     body.__dict__["_watched"] = watched
+    body.__dict__["_told"] = told
     body.__class__ = _stepping(type(body))
     return True
 
@@ -117,11 +119,13 @@ def _stack_of(body: Any) -> tuple[_ext.Stack, _Watched]:
     kinds = [_expert_sizes(mixture) for mixture in mixtures]
     _need(rules == rules[:1] * len(rules) and kinds == kinds[:1] * len(kinds))
     dense = [layer.mlp for layer in layers if not _is_mixture(layer)]
-    dense += [mixture.shared_expert for mixture in mixtures if "shared_expert" in mixture]
+    shared = [mixture.shared_expert for mixture in mixtures if "shared_expert" in mixture]
+    _need(all(type(expert) is mlps[0] for expert in shared))
+    dense += shared
     watched: _Watched = [(body, "norm", body["norm"])]
     watched.append((body["norm"], "weight", body["norm"]["weight"]))
     stack = _ext.Stack(
-        body["norm"]["weight"],
+        _in_rows(body["norm"]["weight"]),
         inner=_rows(dense[0]["gate_proj"]) if dense else 0,
         heads=heads,
         kv_heads=kv_heads,
@@ -141,6 +145,18 @@ def _stack_of(body: Any) -> tuple[_ext.Stack, _Watched]:
         _need(not getattr(layer, "use_sliding", False))
         _add_layer(stack, layer, body["norm"].eps, watched)
     return stack, watched
+
+
+def _told_by(layers: list[Any]) -> _Watched:
+    """Plain attributes that the operation was told of, which modules do not hold as items."""
+    names = ("eps", "scale", "top_k", "norm_topk_prob", "sharding_group")
+    return [
+        (module, name, module.__dict__[name])
+        for layer in layers
+        for module in layer.modules()
+        for name in names
+        if name in module.__dict__
+    ]
 
 
 def _is_linear(layer: Any) -> bool:
@@ -194,7 +210,7 @@ def _add_layer(stack: _ext.Stack, layer: Any, eps: float, watched: _Watched) -> 
             return None
         module = child(owner, name, nn.RMSNorm)
         _need(module.eps == eps)
-        return module["weight"]
+        return _in_rows(module["weight"])
 
     def linears(owner: Any, *names: str) -> list[Any]:
         return [child(owner, name, QuantLinear) for name in names]
@@ -215,9 +231,7 @@ def _add_layer(stack: _ext.Stack, layer: Any, eps: float, watched: _Watched) -> 
         watch(rule, "dt_bias", "A_log")
         f32 = [rule[name].astype(mx.float32) for name in ("dt_bias", "A_log")]
         both = mx.concatenate([_dense(gate) for gate in gates])
-        made = (both, mx.contiguous(taps.squeeze(-1)), *f32, head["weight"])
-        mx.eval(made)
-        return made
+        return tuple(map(_in_rows, (both, taps.squeeze(-1), *f32, head["weight"])))
 
     def experts(mixture: Any) -> tuple[Any, ...]:
         gates = [mixture["gate"]] + [mixture[n] for n in ("shared_expert_gate",) if n in mixture]
@@ -234,8 +248,7 @@ def _add_layer(stack: _ext.Stack, layer: Any, eps: float, watched: _Watched) -> 
             names = ["gate_proj", "up_proj"]
         *both, last = (child(switch, n, QuantSwitchLinear) for n in (*names, "down_proj"))
         _need(all("bias" not in linear for linear in (*both, last)))
-        router = mx.concatenate([_dense(gate) for gate in gates])
-        mx.eval(router)
+        router = _in_rows(mx.concatenate([_dense(gate) for gate in gates]))
         return (
             router,
             [(e["weight"], e.qtype, None) for e in both],
@@ -254,6 +267,7 @@ def _add_layer(stack: _ext.Stack, layer: Any, eps: float, watched: _Watched) -> 
     else:
         attention = layer.self_attn
         watch(layer, "self_attn")
+        watch(attention, "rope")
         mixer["in_"] = _products(linears(attention, "q_proj", "k_proj", "v_proj"))
         mixer |= {name: norm(attention, name) for name in ("q_norm", "k_norm")}
         output = plain(attention, "o_proj")
@@ -276,6 +290,13 @@ def _add_layer(stack: _ext.Stack, layer: Any, eps: float, watched: _Watched) -> 
 def _rows(linear: Any) -> int:
     _need(type(linear) is QuantLinear)
     return int(linear["weight"].shape[0])
+
+
+def _in_rows(a: mx.array) -> mx.array:
+    """As the operation reads it, without gaps; evaluated."""
+    a = mx.contiguous(a)
+    mx.eval(a)
+    return a
 
 
 def _dense(linear: Any) -> mx.array:
@@ -349,6 +370,8 @@ def _step(
     if not are(body["layers"], body._stacked) or len(caches) != len(body._stacked):
         return None
     if any(owner.get(key) is not value for owner, key, value in body._watched):
+        return None
+    if any(getattr(owner, name) != value for owner, name, value in body._told):
         return None
     if getattr(body, "pipeline_size", 1) > 1:
         return None

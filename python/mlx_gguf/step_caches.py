@@ -30,7 +30,7 @@ class _Loan:
         What the last step gave, on which every reader has to wait.
     """
 
-    __slots__ = ("caches", "history", "last", "position", "stack")
+    __slots__ = ("history", "last", "position", "stack")
 
     def __init__(self, stack: _ext.Stack, history: _ext.History, position: int):
         self.stack = stack
