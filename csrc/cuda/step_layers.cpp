@@ -1,5 +1,5 @@
-// The kernels of a step, layer by layer: eight or more, for each projection of a
-// type of its own, and some fourteen with a mixture of experts.
+// The kernels of a step, layer by layer: eight or more, for each projection of
+// a type of its own, and some fourteen with a mixture of experts.
 #include "cuda/workspace.h"
 
 namespace mlx_gguf::cuda {
