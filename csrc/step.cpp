@@ -103,8 +103,7 @@ class ReadHistory : public mx::UnaryPrimitive {
 
 bool has_kernels(const mx::Stream& s, const Sizes& sizes) {
   return s.device == mx::Device::cpu ||
-         (cuda::loaded() && cuda::attend_plan(sizes, 1).heads > 0 &&
-          cuda::takes_delta(sizes.delta) && cuda::takes_experts(sizes.experts));
+         (cuda::loaded() && cuda::takes_steps(sizes));
 }
 
 } // namespace

@@ -1,12 +1,13 @@
 // The gated delta rule of csrc/delta.h.
 #pragma once
 #include "step.h"
+#include "step_params.h"
 
 // How lanes share a head's state: each row is a few lanes', and each lane has
 // every so many fours of its numbers, so that loads are without gaps.
 template <int D>
 struct DeltaRow {
-  static constexpr uint32_t lanes = 8, fours = D / 4 / lanes;
+  static constexpr uint32_t lanes = delta_lanes, fours = D / 4 / lanes;
   float4 v[fours];
   uint32_t lane;
 
@@ -55,7 +56,7 @@ struct DeltaRow {
   }
 };
 
-constexpr uint32_t delta_threads = 128, delta_tokens = 16;
+constexpr uint32_t delta_tokens = 16; // and rows of a block
 
 // Block (i, h, b): 16 rows of head h. Tokens come into shared memory 16 at a
 // time, the next ones while these are multiplied.

@@ -2,13 +2,12 @@
 // its output is normed and gated with.
 #pragma once
 #include "delta.h"
-#include "step_params.h"
 
 // Block h takes head h. `in` is q, k, v and z of all heads; `window` twice the
 // last inputs of the convolution, of which this token reads one and writes the
 // other.
 template <typename T, int D>
-__global__ void __launch_bounds__(8 * D) delta_step(
+__global__ void __launch_bounds__(delta_lanes* D) delta_step(
     const T* x,
     const T* in,
     const float* gates,
@@ -22,8 +21,8 @@ __global__ void __launch_bounds__(8 * D) delta_step(
     const AttendParams* params,
     const __grid_constant__ DeltaStepParams p) {
   typedef DeltaRow<D> Row;
-  constexpr uint32_t threads = 8 * D, warps = threads / 32, fours = D / 4;
-  static_assert(Row::lanes == 8, "8 threads a row");
+  constexpr uint32_t threads = delta_lanes * D, warps = threads / 32;
+  constexpr uint32_t fours = D / 4;
   __shared__ float4 tokens[3][fours]; // q, k and v
   __shared__ float out[D], sums[2][warps];
   __shared__ float decay, factor;

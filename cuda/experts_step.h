@@ -4,8 +4,6 @@
 #include "step.h"
 #include "step_params.h"
 
-constexpr uint32_t route_warps = 8;
-
 // Logits, a warp each; the last block to be done chooses the experts of the
 // largest. `shares` are their probabilities and, where there is one, that of
 // the shared expert, whose logit is the last. `done` is 0 before and
@@ -114,7 +112,7 @@ __global__ void __launch_bounds__(32 * route_warps) route(
 // y = h + the sum of `used` rows of N numbers, each times its share, and of the
 // shared one.
 template <typename T>
-__global__ void __launch_bounds__(64) combine(
+__global__ void __launch_bounds__(combine_threads) combine(
     const T* h,
     const T* rows,
     const T* shared,

@@ -10,6 +10,12 @@ constexpr uint32_t most_taps = 4;      // of a delta rule's convolution
 constexpr uint32_t most_experts = 512; // of a mixture
 constexpr uint32_t most_used = 32;     // by a token
 
+// Threads of blocks, and of a block's row or warps of rows.
+constexpr uint32_t delta_lanes = 8; // that share a row of a state
+constexpr uint32_t delta_threads = 128;
+constexpr uint32_t route_warps = 8; // a row of the router each
+constexpr uint32_t combine_threads = 64;
+
 struct AttendParams {
   uint32_t position; // of the token
   uint32_t capacity; // rows of keys and values a head has memory for

@@ -1,5 +1,5 @@
-// Which attention kernel a step's heads get: cuda/attend.h's template
-// arguments.
+// Which models there are step kernels for, and which attention kernel their
+// heads get: cuda/attend.h's template arguments.
 #pragma once
 
 #include <algorithm>
@@ -37,16 +37,15 @@ inline AttendPlan attend_plan(const Sizes& s, int rows) {
   }
 }
 
-// Whether the kernel takes such delta rules: a block has a head, and 8 threads
-// each row of its state.
-inline bool takes_delta(const DeltaSizes& d) {
-  return d.heads == 0 ||
-         (d.head_dim <= 128 && d.taps <= static_cast<int>(most_taps));
-}
-
-inline bool takes_experts(const ExpertSizes& e) {
-  return e.count <= static_cast<int>(most_experts) &&
-         e.used <= static_cast<int>(most_used) && e.inner % 8 == 0;
+// Whether there are kernels for a model's steps. A delta rule's block has a
+// head, and its threads each row of the state.
+inline bool takes_steps(const Sizes& s) {
+  bool delta = s.delta.heads == 0 ||
+               (s.delta.head_dim <= static_cast<int>(1024 / delta_lanes) &&
+                s.delta.taps <= static_cast<int>(most_taps));
+  return attend_plan(s, 1).heads > 0 && delta &&
+         s.experts.count <= static_cast<int>(most_experts) &&
+         s.experts.used <= static_cast<int>(most_used);
 }
 
 // Rows of the caches that a block takes, and blocks among which they are split:

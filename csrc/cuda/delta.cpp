@@ -1,6 +1,7 @@
+// The gated delta rule on CUDA: one kernel, a block for some rows of a head.
 #include "delta.h"
 
-#include <string>
+#include "../../cuda/step_params.h"
 
 #include "cuda/launch.h"
 #include "cuda/names.h"
@@ -38,7 +39,7 @@ void gated_delta(
   enqueue(
       function(delta_function(inputs[0].dtype(), n.width)),
       {.grid = {rows / delta_rows, number(n.heads), number(n.batch)},
-       .block = {128, 1, 1}},
+       .block = {delta_threads, 1, 1}},
       read,
       outputs[0],
       {&at[0],

@@ -127,7 +127,7 @@ StepFunctions step_functions(const Sizes& sizes, Dtype x, int rows) {
 
 std::vector<std::string> all_functions(const Sizes& sizes, Dtype x) {
   std::vector<std::string> out;
-  if (attend_plan(sizes, 1).heads == 0) {
+  if (!takes_steps(sizes)) {
     return out;
   }
   constexpr int few = 1, many = 1 << 20;

@@ -4,6 +4,17 @@
 
 namespace mlx_gguf::cuda {
 
+namespace {
+
+// N numbers of a row, from `first` on.
+array part_of(const array& row, int64_t first, int N) {
+  array out({1, N}, row.dtype(), nullptr, {});
+  out.copy_shared_buffer(row, out.strides(), row.flags(), out.size(), first);
+  return out;
+}
+
+} // namespace
+
 void Workspace::layers(mx::Stream s) {
   for (size_t i = 0; i < stack_.layers().size(); ++i) {
     const Layer& layer = stack_.layers()[i];
@@ -45,8 +56,8 @@ void Workspace::mixture(const Layer& layer, mx::Stream s) {
   };
   enqueue(
       route_kernel_,
-      {.grid = {blocks(route_told_.rows, 8), 1, 1},
-       .block = {256, 1, 1},
+      {.grid = {blocks(route_told_.rows, route_warps), 1, 1},
+       .block = {32 * route_warps, 1, 1},
        .early = starts_early()},
       {},
       logits_,
@@ -65,8 +76,8 @@ void Workspace::mixture(const Layer& layer, mx::Stream s) {
   auto N = static_cast<uint32_t>(sizes_.hidden);
   enqueue(
       combine_kernel_,
-      {.grid = {blocks(N, 8 * 64), 1, 1},
-       .block = {64, 1, 1},
+      {.grid = {blocks(N, 8 * combine_threads), 1, 1},
+       .block = {combine_threads, 1, 1},
        .early = starts_early()},
       {},
       h_,
@@ -106,8 +117,7 @@ void Workspace::of_experts(
         true,
         copies,
         gpu());
-    array y({1, part.N()}, out.dtype(), nullptr, {});
-    y.copy_shared_buffer(out, y.strides(), out.flags(), y.size(), first);
+    array y = part_of(out, first, part.N());
     first += part.N();
     launch(plan, format, p, in, y, used, experts, s);
   }
@@ -135,8 +145,7 @@ void Workspace::product(
     p.has_c = in.c.has_value();
     bool copies = place_of(*in.w) % 16 == 0;
     Plan plan = choose(format, x.dtype(), 1, p.N, p.K, 1, true, copies, gpu());
-    array y({1, part.N()}, out.dtype(), nullptr, {});
-    y.copy_shared_buffer(out, y.strides(), out.flags(), y.size(), first);
+    array y = part_of(out, first, part.N());
     first += part.N();
     launch(plan, format, p, in, y, 1, 1, s);
   }
@@ -190,7 +199,7 @@ void Workspace::delta(
   void* weight = fixed(layer.norm);
   void *inputs = fixed(window), *state = fixed(states);
   auto heads = static_cast<unsigned>(sizes_.delta.heads);
-  auto threads = static_cast<unsigned>(8 * sizes_.delta.head_dim);
+  auto threads = delta_lanes * static_cast<unsigned>(sizes_.delta.head_dim);
   enqueue(
       delta_kernel_,
       {.grid = {heads, 1, 1},

@@ -234,19 +234,18 @@ def _add_layer(stack: _ext.Stack, layer: Any, eps: float, watched: _Watched) -> 
         return tuple(map(_in_rows, (both, taps.squeeze(-1), *f32, head["weight"])))
 
     def experts(mixture: Any) -> tuple[Any, ...]:
-        gates = [mixture["gate"]] + [mixture[n] for n in ("shared_expert_gate",) if n in mixture]
-        for name in ("gate", "shared_expert_gate"):
-            if name in mixture:
-                _need("bias" not in child(mixture, name, QuantLinear, nn.Linear))
+        names = [name for name in ("gate", "shared_expert_gate") if name in mixture]
+        gates = [child(mixture, name, QuantLinear, nn.Linear) for name in names]
+        _need(all("bias" not in gate for gate in gates))
         watch(mixture, "switch_mlp", "shared_expert")
         switch = mixture.switch_mlp
         if type(switch) is FusedSwitchGLU:
-            names = ["gate_up_proj"]
+            inner = ["gate_up_proj"]
         else:
             _need(type(switch) is SwitchGLU and type(switch.activation) is SwiGLU)
             watch(switch, "activation")
-            names = ["gate_proj", "up_proj"]
-        *both, last = (child(switch, n, QuantSwitchLinear) for n in (*names, "down_proj"))
+            inner = ["gate_proj", "up_proj"]
+        *both, last = (child(switch, n, QuantSwitchLinear) for n in (*inner, "down_proj"))
         _need(all("bias" not in linear for linear in (*both, last)))
         router = _in_rows(mx.concatenate([_dense(gate) for gate in gates]))
         return (
